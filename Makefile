@@ -1,0 +1,52 @@
+# What a person needs: `make run`, `make test`. Everything else is in `make help`.
+
+PYTHON ?= python3
+# Installed before the rest and pinned, so that every checkout runs the same release. Index servers often carry it with several
+# gigabytes of CUDA libraries, which nothing here needs yet; point pip at a CPU build, or name another release: make TORCH=...
+TORCH ?= torch==2.13.0
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.set-up
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
+
+.DEFAULT_GOAL := help
+.PHONY: run test check diagrams soak clean help
+
+run: $(STAMP)  ## serve a trace, back up and restore it, verify every byte   (ARGS="--cp-size 4 ...")
+	@$(BIN)/cphicache run $(ARGS)
+
+test: $(STAMP)  ## run the tests   (ARGS="-k ledger ...")
+	@$(BIN)/python -m pytest -n 2 -m "not soak" $(ARGS)
+
+check: $(STAMP)  ## format, lint, types, import rules, generated files
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/python -m cphicache.run.diagrams --check
+
+diagrams: $(STAMP)  ## write fsm_diagrams/ and the generated parts of README and docs   (needs graphviz)
+	@$(BIN)/python -m cphicache.run.diagrams
+
+soak: $(STAMP)  ## run the whole acceptance table   (long; ARGS as of tests/soak.py)
+	@$(BIN)/python tests/soak.py $(ARGS)
+
+clean:  ## remove .venv and everything else that can be made again
+	@rm -rf $(VENV) build dist out ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@find cphicache tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help:  ## say what there is to make
+	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r name what; do printf '%-17s %s\n' "$$name" "$$what"; done
+
+# -- set-up, once, and again when the dependencies change ------------------------------------------------------------------------
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	    || { echo "error: $(PYTHON) is not there or older than Python 3.11: name another with make PYTHON=python3.12" >&2; exit 2; }
+	@echo "setting up $(VENV) (once, some minutes)"
+	@$(PYTHON) -m venv $(VENV) \
+	    || { echo "error: $(PYTHON) cannot make a virtual environment: install its venv module (apt install python3-venv)" >&2; exit 2; }
+	@$(PIP) $(TORCH)
+	@$(PIP) -e '.[dev]'
+	@touch $@

@@ -1,0 +1,1 @@
+"""Agreement between ranks: one reduction of two integers, nothing else."""

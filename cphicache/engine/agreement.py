@@ -1,0 +1,143 @@
+"""The sequence that all ranks agree on: sample local completions once a tick, apply what every rank has reached one tick later.
+
+    0 <= resolved <= min over ranks(count) <= next_number
+
+Numbers below ``resolved`` have been applied. A tick applies numbers in order up to ``min(count, first failed + 1)`` and no further
+(R21): a second failure behind the first is not visible in a minimum, so nothing behind the first is passed on that sample.
+"""
+
+from __future__ import annotations
+
+from cphicache.agree.port import NO_FAILURE, Reducer
+from cphicache.engine.backups import Backups
+from cphicache.engine.loadback import LoadBacks
+from cphicache.engine.records import Backup, Load, LoadState
+from cphicache.engine.state import CacheState
+from cphicache.events import EventLog
+from cphicache.lifecycle import Input, State, Trigger
+from cphicache.transfer.port import CopyStatus, OpKey, TransferPort
+
+
+class Agreement:
+    """One rank's part in the sequence."""
+
+    def __init__(  # noqa: PLR0917 - the parts of one engine, wired once
+        self, state: CacheState, backups: Backups, loads: LoadBacks, transfer: TransferPort, reducer: Reducer, log: EventLog | None
+    ) -> None:
+        self._state = state
+        self._backups = backups
+        self._loads = loads
+        self._transfer = transfer
+        self._reducer = reducer
+        self._log = log
+
+    def apply_outstanding(self) -> None:
+        """Wait for the reduction issued one tick ago, if there is one, and apply it."""
+        if self._state.outstanding:
+            self._state.outstanding = False
+            self.apply(*self._reducer.wait())
+
+    def issue(self) -> None:
+        """Sample and start this tick's reduction, iff something is numbered and not yet agreed: a fact that all ranks share."""
+        if not self._state.numbered:
+            return
+        self._state.counters.ticks_in_flight += 1
+        self._state.counters.reductions += 1
+        self._reducer.issue(*self.sample())
+        self._state.outstanding = True
+
+    def drain_round(self) -> None:
+        """Wait for own copies, then one blocking reduction (R18: flush, shutdown and a write_back wait only)."""
+        self.apply_outstanding()
+        if not self._state.numbered:
+            return
+        for operation in self._state.numbered.values():
+            if isinstance(operation, Load):
+                self._transfer.wait_load(operation.load_id)
+            elif not operation.void:
+                self._transfer.wait_backup(operation.key)
+        self._state.counters.drain_reductions += 1
+        self._reducer.issue(*self.sample())
+        self.apply(*self._reducer.wait())
+
+    def drain(self) -> None:
+        """Drain rounds until nothing is numbered. Every round passes at least one number."""
+        while self._state.numbered:
+            before = self._state.resolved
+            self.drain_round()
+            if self._state.resolved == before:
+                raise AssertionError(
+                    f"drain round at tick {self._state.tick}: expected number {before} to be passed, found it open"
+                )
+
+    def sample(self) -> tuple[int, int]:
+        """(operations finished here in sequence order, first failed one whose failure is not yet agreed)."""
+        count, first_failed, gap = self._state.resolved, NO_FAILURE, False
+        for number, operation in self._state.numbered.items():
+            self._poll(operation)
+            if not operation.done_here:
+                gap = True
+            elif not gap:
+                count = number + 1
+            if first_failed == NO_FAILURE and operation.failed_here and not self._failure_agreed(operation):
+                first_failed = number
+        return count, first_failed
+
+    def completion(self, key: OpKey, status: CopyStatus) -> None:
+        """A local completion of backup ``key``: remembered for the next sample. One for an older generation is a counted no-op."""
+        record = self._state.pending.get(key.node)
+        if record is None or record.generation != key.generation:
+            self._state.counters.stale["stale_generation"] += 1
+            if self._log is not None:
+                self._log.note(self._state.tick, "stale_generation", node=key.node, generation=key.generation, local=True)
+            return
+        if status.failed and not record.failed_here:
+            self._backups.fire(record, Trigger.COPY_FAILED)
+        if status.drained and not record.done_here:
+            record.done_here = True
+            self._backups.fire(record, Trigger.COPY_DONE)
+
+    def apply(self, count: int, first_failed: int) -> None:
+        """Apply one agreed sample. The same on every rank."""
+        state = self._state
+        if self._log is not None:
+            self._log.note(state.tick, "reduction", count=count, first_failed=None if first_failed == NO_FAILURE else first_failed)
+        end = min(count, first_failed + 1)
+        for number in range(state.resolved, end):
+            operation = state.numbered.pop(number)
+            state.resolved = number + 1
+            if number == first_failed:
+                self._fail(operation)
+            self._pass(operation)
+        if first_failed != NO_FAILURE and first_failed >= end:
+            self._fail(state.numbered[first_failed])
+
+    def _fail(self, operation: Backup | Load) -> None:
+        if isinstance(operation, Load):
+            self._loads.failed(operation)
+        else:
+            self._backups.fire(operation, Trigger.AGREED_FAILED, Input(reason="copy_failed"))
+
+    def _pass(self, operation: Backup | Load) -> None:
+        if isinstance(operation, Load):
+            self._loads.passed(operation)
+        else:
+            self._backups.fire(operation, Trigger.AGREED)
+
+    def _poll(self, operation: Backup | Load) -> None:
+        if operation.done_here:
+            return
+        if isinstance(operation, Load):
+            status = self._transfer.load_status(operation.load_id)
+            operation.done_here = status.drained
+            operation.failed_here = status.failed
+        else:
+            status = CopyStatus(True, True) if operation.void else self._transfer.status(operation.key)
+            if status.drained or status.failed:
+                self.completion(operation.key, status)
+
+    @staticmethod
+    def _failure_agreed(operation: Backup | Load) -> bool:
+        if isinstance(operation, Load):
+            return operation.state is not LoadState.QUEUED
+        return operation.state is not State.LAYERS_IN_FLIGHT

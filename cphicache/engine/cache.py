@@ -1,0 +1,442 @@
+"""``CpHiRadixCache``: the cache as a scheduler sees it. Logical decisions only; equal calls on every rank give equal answers.
+
+A scheduler step is: :meth:`begin_tick`; aborts; for each request :meth:`prepare`, :meth:`load_back`, :meth:`admit`, :meth:`alloc`,
+:meth:`reserve`; :meth:`start_loads`; the forward with :meth:`layer_stored` / :meth:`end_payload` / :meth:`end_forward`; then
+:meth:`insert_unfinished`, :meth:`finish` and :meth:`end_request` in batch order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cphicache.agree.port import Reducer
+from cphicache.engine.agreement import Agreement
+from cphicache.engine.backups import Backups
+from cphicache.engine.config import CacheConfig, WritePolicy
+from cphicache.engine.counters import Counters
+from cphicache.engine.eviction import DeviceEviction, EvictResult
+from cphicache.engine.host_eviction import HostEviction
+from cphicache.engine.inserts import Declined, Inserted, Inserts
+from cphicache.engine.loadback import LoadBacks
+from cphicache.engine.matching import backed_prefix, blocks_split, cut_before_last, match, match_of
+from cphicache.engine.records import Backup, Batch, LoadAnswer, Match, Parked, Refusal, Request, TickReport
+from cphicache.engine.state import CacheState, KVEvent
+from cphicache.engine.waiting import Waiting
+from cphicache.events import EventLog, Level, page_hashes
+from cphicache.lifecycle import Input, State, Trigger
+from cphicache.spaces.types import LogicalPage
+from cphicache.transfer.port import CopyStatus, OpKey, TransferPort
+from cphicache.tree import Node, RadixKey
+
+HASH_SECRET = b"cphicache"
+"""Default key of the page hashes in logs of level ``ops``."""
+
+
+class CacheMisuse(ValueError):
+    """The caller broke the order of calls; nothing was changed."""
+
+
+class CpHiRadixCache:
+    """Radix cache over logical device pages with an agreed, layer-by-layer host backup of every node."""
+
+    def __init__(
+        self,
+        config: CacheConfig,
+        transfer: TransferPort,
+        reducer: Reducer,
+        log: EventLog | None = None,
+        *,
+        hash_secret: bytes = HASH_SECRET,
+    ) -> None:
+        self.config = config
+        self.state = CacheState(config)
+        self._transfer = transfer
+        self._log = log
+        self._ops_log = log if log is not None and log.level >= Level.OPS else None
+        self._secret = hash_secret
+        self._host_eviction = HostEviction(self.state)
+        self._backups = Backups(self.state, transfer, log, self._host_eviction)
+        self._device_eviction = DeviceEviction(self.state, self._backups, self._drain_round, log)
+        self._loads = LoadBacks(self.state, self._backups, self._device_eviction, transfer, log)
+        self._agreement = Agreement(self.state, self._backups, self._loads, transfer, reducer, log)
+        self._inserts = Inserts(self.state, self._backups, self._host_eviction.refresh)
+        self._waiting = Waiting(self.state, self._backups, log)
+
+    # -- sizes ----------------------------------------------------------------------------------------------------------------
+    @property
+    def counters(self) -> Counters:
+        """Totals so far, see :class:`~cphicache.engine.counters.Counters`."""
+        return self.state.counters
+
+    def available_size(self) -> int:
+        """Free device tokens: cp_size times the smallest lane."""
+        return self.state.alloc.available_size()
+
+    def evictable_size(self) -> int:
+        """Device tokens of unlocked nodes."""
+        return self.state.tree.evictable_tokens
+
+    def protected_size(self) -> int:
+        """Device tokens of locked nodes."""
+        return self.state.tree.protected_tokens
+
+    def key(self, tokens: Sequence[int], extra_key: str | None = None) -> RadixKey:
+        """The key of ``tokens``, cut to whole pages."""
+        return RadixKey.of(tokens, self.config.page_size, extra_key)
+
+    # -- the tick -------------------------------------------------------------------------------------------------------------
+    def begin_tick(self) -> TickReport:
+        """Apply the last reduction, issue the next, then parked inserts, deferred requests and retries, in this order."""
+        state = self.state
+        state.tick += 1
+        self._agreement.apply_outstanding()
+        self._loads.undo_drained()
+        self._agreement.issue()
+        inserted, dropped = self._insert_parked()
+        self._waiting.retry()
+        poisoned = [request.rid for request in state.requests.values() if request.poisoned]
+        return TickReport(state.tick, poisoned, inserted, dropped)
+
+    def completion(self, key: OpKey, status: CopyStatus) -> None:
+        """Hand a local completion in ahead of the tick's sample; one for an older generation is counted and ignored (R18)."""
+        self._agreement.completion(key, status)
+
+    # -- matching and admission -----------------------------------------------------------------------------------------------
+    def match_prefix(self, key: RadixKey) -> Match:
+        """What of ``key`` is on the device and on the host. Changes nothing (R24)."""
+        return match(self.state, key)
+
+    def is_waiting(self, rid: str) -> bool:
+        """Whether a deferred request is still to be passed over (no need to ask :meth:`prepare`)."""
+        return self._waiting.is_waiting(rid)
+
+    def prepare(self, rid: str, key: RadixKey, full_key: RadixKey | None = None) -> Match | None:
+        """Match ``key`` for admission. ``None``: deferred, ask again when :meth:`is_waiting` says so (R17).
+
+        ``full_key``: what the request will insert, if ``key`` is shorter than that. Past ``max_deferral_ticks`` the match is cut back
+        to the start of the pending node instead.
+        """
+        tree = self.state.tree
+        walk = tree.walk(key)
+        whole_key = key if full_key is None else full_key
+        blocker = blocks_split(walk if full_key is None else tree.walk(full_key), whole_key)
+        if blocker is not None:
+            deadline = self._waiting.deadline(rid, blocker)
+            if self.state.tick < deadline:
+                self._defer(rid, blocker, deadline)
+                return None
+            self.state.counters.deferrals_expired += 1
+            if walk.partial_pages and walk.path[-1] is blocker:
+                walk = cut_before_last(walk, tree.root)
+        found = match_of(self.state, walk)
+        if self._ops_log is not None:
+            self._op("match", request=rid, keys=self._hashes(key), device=len(found.device_pages), host=found.host_hit_tokens)
+        return found
+
+    def _defer(self, rid: str, blocker: Node[Backup], deadline: int) -> None:
+        if rid not in self.state.waiters:
+            self.state.counters.deferred_splits += 1
+        self._waiting.wait_for(rid, blocker, deadline, "match")
+
+    def load_back(self, rid: str, found: Match, extend_tokens: int) -> LoadAnswer:
+        """Queue the load-back that ``found`` promises: all of it, or a refusal, which means recompute (R25).
+
+        ``extend_tokens``: tokens of the request beyond the device prefix.
+        """
+        return self._loads.queue(rid, found, extend_tokens)
+
+    def admit(self, rid: str, node: Node[Backup], protected_pages: int) -> None:
+        """The request starts: lock its prefix, which ends in ``node`` and gives the first ``protected_pages`` pages of its row."""
+        if rid in self.state.requests:
+            raise CacheMisuse(f"request {rid!r} is running already: end it before it is admitted again")
+        self._waiting.stop(rid)
+        self.state.tree.lock(node)
+        request = Request(rid, node, protected_pages, 0)
+        self.state.requests[rid] = request
+        self._read_loads(request)
+        at: Node[Backup] | None = node
+        path = []
+        while at is not None and not at.is_root:
+            path.append(at)
+            at = at.parent
+        self._touch(path)
+
+    def alloc(self, pages: int, after: LogicalPage | None) -> list[LogicalPage] | None:
+        """Fresh device pages that continue a chain after page ``after``, evicting if needed. ``None``: not enough, nothing taken."""
+        found = self.state.alloc.alloc(pages, after)
+        if found is None:
+            self._device_eviction.evict_for_lanes(lambda: self.state.alloc.lane_shortage(pages, after))
+            found = self.state.alloc.alloc(pages, after)
+        return found
+
+    def evict(self, tokens: int) -> EvictResult:
+        """Free ``tokens`` device tokens, or as many as there are."""
+        return self._device_eviction.evict_tokens(tokens)
+
+    # -- reservation before the forward (R12) -----------------------------------------------------------------------------------
+    def batch(self, batch_id: int) -> Batch:
+        """The batch of that id, begun by the first call."""
+        return self.state.batches.setdefault(batch_id, Batch(batch_id))
+
+    def reserve(self, rid: str, batch_id: int, key: RadixKey, row: Sequence[LogicalPage]) -> bool:
+        """Reserve the request's new extent: ``key`` is its whole-page prefix at the end of this chunk, ``row`` its pages.
+
+        True if host slots were reserved, or if there is nothing to reserve. Under the other policies nothing is reserved here.
+        """
+        request = self._running(rid)
+        batch = self.batch(batch_id)
+        batch.readers.append(rid)
+        if self.config.policy is not WritePolicy.WRITE_THROUGH or request.poisoned:
+            return True
+        start, parent, blocker = backed_prefix(self.state.tree.walk(key))
+        previous = request.ops[-1] if request.ops else None
+        if previous is not None and previous.end_page >= start:
+            start, parent = previous.end_page, previous
+            blocker = None if previous.state in (State.RESERVED, State.LAYERS_IN_FLIGHT) else previous
+        if start >= key.pages:
+            return True
+        if blocker is not None:
+            rolling_back = blocker.state is State.ROLLED_BACK
+            self._refused_before_forward(rid, blocker, Refusal.PARENT_ROLLING_BACK if rolling_back else Refusal.PARENT_NOT_BACKED)
+            return False
+        op = self._backups.reserve_extent(batch, rid, start, row[start : key.pages], parent)
+        if op is not None:
+            request.ops.append(op)
+        return op is not None
+
+    def _refused_before_forward(self, rid: str, blocker: Backup, reason: Refusal) -> None:
+        self.state.counters.refused[reason] += 1
+        if self._log is not None:
+            self._log.note(self.state.tick, "refused", node=blocker.node_id, request=rid, reason=reason.value)
+
+    # -- the forward ------------------------------------------------------------------------------------------------------------
+    def start_loads(self) -> int:
+        """The batch is ready: start its load-backs. Returns the producer, -1 if nothing was queued."""
+        return self._loads.start()
+
+    def before_store(self, pages: Sequence[LogicalPage]) -> None:
+        """The forward is about to write these pages."""
+        self._transfer.before_store(pages)
+
+    def wait_layer(self, batch_id: int, payload: str, layer: int) -> None:
+        """Make the forward wait for the load-backs that the batch's requests read."""
+        batch = self.state.batches.get(batch_id)
+        if batch is None or not self.state.loads:
+            return
+        producers: set[int | None] = set()
+        for rid in batch.readers:
+            request = self.state.requests.get(rid)
+            if request is not None and request.loads:
+                producers.update(self.state.loads[load].producer for load in request.loads)
+        for producer in sorted(p for p in producers if p is not None):
+            self._transfer.wait_layer(producer, payload, layer)
+
+    def layer_stored(self, batch_id: int, payload: int, layer: int) -> None:
+        """The forward of a batch has issued one layer's KV store: submit its copies."""
+        batch = self.state.batches.get(batch_id)
+        if batch is None or not batch.ops or not self.config.overlap:
+            return
+        self._backups.layers_stored(batch.ops, payload, (layer,))
+
+    def end_payload(self, batch_id: int, payload: int) -> None:
+        """The forward that stores a payload has ended: submit the layers that were not reported (R11)."""
+        batch = self.state.batches.get(batch_id)
+        if batch is None:
+            return
+        by_missing: dict[tuple[int, ...], list[Backup]] = {}
+        for op in batch.ops:
+            missing = self._backups.missing_layers(op, payload)
+            if missing and op.state in (State.RESERVED, State.LAYERS_IN_FLIGHT):
+                by_missing.setdefault(missing, []).append(op)
+        for missing, ops in by_missing.items():
+            self._backups.layers_stored(ops, payload, missing)
+
+    def end_forward(self, batch_id: int) -> None:
+        """All forwards of a batch have ended: number its backups in reservation order; those without draft KV roll back."""
+        batch = self.state.batches.pop(batch_id, None)
+        if batch is not None:
+            self._backups.forward_ended(batch.ops)
+
+    # -- results ----------------------------------------------------------------------------------------------------------------
+    def insert_unfinished(self, rid: str, key: RadixKey, row: Sequence[LogicalPage], *, chunked: bool) -> list[LogicalPage] | None:
+        """Insert what a running request has stored; returns the tree's pages for ``key``, or ``None``: declined, it keeps its own.
+
+        ``chunked``: more chunks of its prompt follow (no hit is counted).
+        """
+        request = self._running(rid)
+        result = self._insert(request, key, row, chunked=chunked)
+        if isinstance(result, Declined):
+            self._decline(request, result)
+            return None
+        return result.row
+
+    def finish(self, rid: str, key: RadixKey, row: Sequence[LogicalPage]) -> bool:
+        """The request has ended: insert its KV, free what is left of its row. False: the insert is parked until it can be made."""
+        request = self._running(rid)
+        self.state.alloc.free(list(row[key.pages :]))
+        result = self._insert(request, key, row, chunked=False)
+        if isinstance(result, Declined):
+            self._decline(request, result)
+            self._park(request, key, row, result)
+            return False
+        self._leave(request)
+        return True
+
+    def end_request(self, rid: str, row: Sequence[LogicalPage], reason: str) -> None:
+        """Abort or retract: its reservations roll back, its own pages are freed, nothing is inserted. A parked insert is dropped.
+
+        A request that was never admitted only stops waiting.
+        """
+        self._waiting.stop(rid)
+        parked = self.state.parked.pop(rid, None)
+        request = self.state.requests.get(rid)
+        if request is None:
+            return
+        for op in request.ops:
+            self._backups.fire(op, Trigger.ABORT, Input(reason=reason))
+        request.ops.clear()
+        own = parked.row if parked is not None else row
+        self.state.alloc.free(list(own[request.protected_pages :]))
+        self._leave(request)
+        self._loads.undo_drained()
+
+    def free(self, pages: Sequence[LogicalPage]) -> None:
+        """Give back pages that a request allocated and did not put into its row."""
+        self.state.alloc.free(list(pages))
+
+    def take_events(self) -> list[KVEvent]:
+        """KV events by medium since the last call."""
+        events = list(self.state.kv_events)
+        self.state.kv_events.clear()
+        return events
+
+    # -- reset --------------------------------------------------------------------------------------------------------------------
+    def reset_backups(self) -> None:
+        """Roll back everything pending and drain it (R18). Legal at any time; nodes and requests stay."""
+        self._agreement.apply_outstanding()
+        for record in sorted(self.state.pending.values(), key=lambda record: record.order):
+            self._backups.fire(record, Trigger.RESET, Input(reason="reset"))
+        self._agreement.drain()
+        self._loads.undo_drained()
+
+    def flush(self) -> None:
+        """Forget the whole cache. No request may be running; parked inserts are dropped."""
+        state = self.state
+        running = [rid for rid in state.requests if rid not in state.parked]
+        if running:
+            raise CacheMisuse(f"flush with {len(running)} requests running ({running[0]!r}, ...): end them first")
+        for rid in list(state.parked):
+            self._drop_parked(rid, "flush")
+        self.reset_backups()
+        for node in reversed(list(state.tree.nodes())):
+            if node.backup.state is State.COMMITTED:
+                self._backups.fire(node.backup, Trigger.RESET, Input(reason="flush"))
+            if node.pages is not None:
+                self._backups.fire(node.backup, Trigger.DEVICE_EVICT, Input(reason="flush"))
+            else:
+                state.tree.remove(node)
+        state.retries.clear()
+
+    def shutdown(self) -> None:
+        """End: drop parked inserts, roll back what is pending, drain. Nodes stay as they are for inspection."""
+        for rid in list(self.state.parked):
+            self._drop_parked(rid, "shutdown")
+        self.reset_backups()
+
+    # -- inner parts --------------------------------------------------------------------------------------------------------------
+    def _drain_round(self) -> None:
+        self._agreement.drain_round()
+
+    def _running(self, rid: str) -> Request:
+        request = self.state.requests.get(rid)
+        if request is None:
+            raise CacheMisuse(f"request {rid!r} is not running: admit it first")
+        return request
+
+    def _read_loads(self, request: Request) -> None:
+        request.loads = self._loads.readers_of(request.lock)
+        for load_id in request.loads:
+            self.state.loads[load_id].readers.add(request.rid)
+
+    def _touch(self, nodes: list[Node[Backup]]) -> None:
+        self.state.tree.touch(nodes, self.state.now())
+        for node in nodes:
+            self._host_eviction.refresh(node)
+
+    def _insert(self, request: Request, key: RadixKey, row: Sequence[LogicalPage], *, chunked: bool) -> Inserted | Declined:
+        if self._ops_log is not None:
+            self._op("insert", request=request.rid, keys=self._hashes(key), pages=list(row[: key.pages]), chunked=chunked)
+        result = self._inserts.insert(request, key, row, chunked=chunked)
+        if isinstance(result, Inserted):
+            self.state.tree.lock(result.node)
+            self.state.tree.unlock(request.lock)
+            request.lock = result.node
+            request.protected_pages = key.pages
+        return result
+
+    def _decline(self, request: Request, why: Declined) -> None:
+        self.state.counters.declined_inserts += 1
+        if self._log is not None:
+            self._log.note(
+                self.state.tick,
+                "insert_declined",
+                request=request.rid,
+                node=None if why.node is None else why.node.id,
+                load=why.load,
+                reason="poisoned" if request.poisoned else "pending_node" if why.node is not None else "load_in_flight",
+            )
+
+    def _park(self, request: Request, key: RadixKey, row: Sequence[LogicalPage], why: Declined) -> None:
+        state = self.state
+        deadline = state.tick + self.config.max_deferral_ticks
+        state.parked[request.rid] = Parked(request.rid, key, list(row[: key.pages]), deadline)
+        state.counters.parked_inserts += 1
+        if why.node is not None:
+            self._waiting.wait_for(request.rid, why.node, deadline, "insert")
+
+    def _insert_parked(self) -> tuple[list[str], list[str]]:
+        """Try parked inserts whose wait is over, oldest first; give up those that waited too long."""
+        inserted, dropped = [], []
+        for rid, parked in list(self.state.parked.items()):
+            request = self.state.requests[rid]
+            if request.poisoned:
+                self._drop_parked(rid, "load_failed")
+                dropped.append(rid)
+                continue
+            waiter = self.state.waiters.get(rid)
+            expired = self.state.tick >= parked.deadline_tick
+            if not expired and ((waiter is not None and not waiter.woken) or request.loads):
+                continue
+            self._waiting.stop(rid)
+            result = self._insert(request, parked.key, parked.row, chunked=False)
+            if isinstance(result, Inserted):
+                del self.state.parked[rid]
+                self._leave(request)
+                inserted.append(rid)
+            elif expired:
+                self._drop_parked(rid, "waited_too_long")
+                dropped.append(rid)
+            elif result.node is not None:
+                self._waiting.wait_for(rid, result.node, parked.deadline_tick, "insert")
+        return inserted, dropped
+
+    def _drop_parked(self, rid: str, reason: str) -> None:
+        self._waiting.give_up_parked(rid, reason)
+        self.end_request(rid, (), reason)
+
+    def _leave(self, request: Request) -> None:
+        """The request is gone: its lock and what it waits for go with it."""
+        if request.ops:
+            raise AssertionError(f"{request.rid} ends: expected no reservation left, found {request.ops[0].describe()}")
+        self._waiting.stop(request.rid)
+        self.state.tree.unlock(request.lock)
+        for load_id in request.loads:
+            self.state.loads[load_id].readers.discard(request.rid)
+        del self.state.requests[request.rid]
+
+    def _hashes(self, key: RadixKey) -> list[str]:
+        return page_hashes((key.page(index) for index in range(key.pages)), self._secret)
+
+    def _op(self, name: str, **fields: object) -> None:
+        if self._ops_log is not None:
+            self._ops_log.op(self.state.tick, name, **fields)

@@ -1,0 +1,80 @@
+"""Who waits for a backup to end: deferred requests, parked inserts, and nodes that are to be tried again. All bounded in ticks."""
+
+from __future__ import annotations
+
+from cphicache.engine.backups import Backups
+from cphicache.engine.records import Backup, Refusal, Waiter
+from cphicache.engine.state import CacheState
+from cphicache.events import EventLog
+from cphicache.lifecycle import Input, State, Trigger
+from cphicache.tree import Node
+from cphicache.tree.node import depth
+
+
+class Waiting:
+    """Deferrals and retries (R15, R17)."""
+
+    def __init__(self, state: CacheState, backups: Backups, log: EventLog | None) -> None:
+        self._state = state
+        self._backups = backups
+        self._log = log
+
+    def wait_for(self, rid: str, node: Node[Backup], deadline_tick: int, why: str) -> None:
+        """``rid`` waits until the backup of ``node`` has ended, at the latest until the deadline."""
+        self.stop(rid)
+        self._state.waiters[rid] = Waiter(rid, node.id, deadline_tick)
+        self._backups.fire(node.backup, Trigger.SPLIT_WANTED, Input(reason=why, who=rid))
+
+    def is_waiting(self, rid: str) -> bool:
+        """Whether a deferred request is to be passed over this round without asking again."""
+        waiter = self._state.waiters.get(rid)
+        return waiter is not None and not waiter.woken and self._state.tick < waiter.deadline_tick
+
+    def deadline(self, rid: str, node: Node[Backup]) -> int:
+        """Last tick of a wait for this node: a request that waits again for another node gets a new bound."""
+        waiter = self._state.waiters.get(rid)
+        if waiter is not None and waiter.node_id == node.id:
+            return waiter.deadline_tick
+        return self._state.tick + self._state.config.max_deferral_ticks
+
+    def stop(self, rid: str) -> None:
+        """``rid`` waits no longer: it goes on, or has ended."""
+        state = self._state
+        waiter = state.waiters.pop(rid, None)
+        if waiter is None:
+            return
+        others = state.waiting_for.get(waiter.node_id)
+        if others is None:
+            return
+        others.remove(rid)
+        if not others:
+            del state.waiting_for[waiter.node_id]
+            record = state.retries.get(waiter.node_id)
+            if record is not None:
+                record.refused_epoch = -1  # it was not to be reserved while somebody waited to split it
+                state.retried_epoch = -1
+
+    def retry(self) -> None:
+        """Try refused and rolled-back nodes again, parents first, when host slots were freed since (R15). Never reclaims."""
+        state = self._state
+        if not state.retries or state.retried_epoch == state.ledger.freed_epoch:
+            return
+        epoch = state.ledger.freed_epoch
+        due = [record for record in state.retries.values() if record.refused_epoch < epoch and record.tried_tick < state.tick]
+        nodes = [record.node for record in due if record.node is not None and record.node.pages is not None]
+        for node in sorted(nodes, key=lambda node: (depth(node), node.id)):
+            record = node.backup
+            if record.state is not State.DEVICE_VALID_HOST_NONE or not self._backups.fit(record):
+                continue
+            record.retries += 1
+            state.counters.retries += 1
+            del state.retries[record.node_id]
+            if not self._backups.reserve_stored(record, "retry", retry=True):
+                break
+        state.retried_epoch = epoch
+
+    def give_up_parked(self, rid: str, reason: Refusal | str) -> None:
+        """Note that a parked insert is dropped."""
+        self._state.counters.parked_dropped += 1
+        if self._log is not None:
+            self._log.note(self._state.tick, "parked_dropped", request=rid, reason=str(reason))

@@ -1,0 +1,87 @@
+"""The one machine that all records of an engine share: the ``transitions`` package, fed by the table.
+
+Records are never registered with it (``model=None``): an edge is fired through ``machine.events[trigger].trigger(record)``, which
+costs nothing per record. Stale and error cells are answered before the machine, because the package knows neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+from transitions import Machine
+
+from cphicache.lifecycle.callbacks import CALLBACKS, GUARDS
+from cphicache.lifecycle.port import LifecyclePort
+from cphicache.lifecycle.record import NO_INPUT, BackupRecord, Input
+from cphicache.lifecycle.table import ROWS, Row, State, Trigger, cells
+from cphicache.lifecycle.validate import validate
+
+R = TypeVar("R", bound=BackupRecord)
+
+
+class LifecycleError(AssertionError):
+    """Our bug: a trigger came in a state where the table calls it an error. Nothing was changed."""
+
+
+class LifecycleMachine(Generic[R]):
+    """Steps records through the table and issues the work of the edges through the port."""
+
+    def __init__(self, port: LifecyclePort[R], rows: Sequence[Row] = ROWS, *, check: bool = True) -> None:
+        if check:
+            validate(rows)
+        self._port = port
+        self._machine = Machine(
+            model=None,
+            states=[state.value for state in State],
+            initial=State.DEVICE_VALID_HOST_NONE.value,
+            transitions=[self._transition(row) for row in rows if row.is_edge],
+            auto_transitions=False,
+            send_event=True,
+        )
+        self._fire: dict[Trigger, Callable[..., bool]] = {
+            trigger: self._machine.events[trigger.value].trigger for trigger in Trigger if trigger.value in self._machine.events
+        }
+        self._answers: dict[tuple[State, Trigger], tuple[Row, ...]] = {
+            cell: answers for cell, members in cells(rows).items() if (answers := tuple(row for row in members if not row.is_edge))
+        }
+
+    def fire(self, record: R, trigger: Trigger, given: Input = NO_INPUT) -> str | None:
+        """Take one step.
+
+        Returns ``None`` when an edge was taken, or the name of the stale no-op. Raises :class:`LifecycleError` for an error cell; an
+        exception of a ``before`` callback passes through with the state unchanged.
+        """
+        for row in self._answers.get((record.state, trigger), ()):
+            if all(self._holds(name, record, given) for name in row.when):
+                if row.stale is not None:
+                    return row.stale
+                raise LifecycleError(f"{trigger} in {record.state}: {row.error}; {record.describe()}")
+        fire = self._fire.get(trigger)
+        if fire is None or not fire(record, given):
+            raise LifecycleError(f"{trigger} in {record.state}: no edge's guards hold; {record.describe()}")
+        record.state = State(record.state)  # the package writes the plain name
+        return None
+
+    def _holds(self, name: str, record: R, given: Input) -> bool:
+        return GUARDS[name.removeprefix("!")](record, self._port, given) is not name.startswith("!")
+
+    def _transition(self, row: Row) -> dict[str, Any]:
+        assert row.dest is not None
+        return {
+            "trigger": row.trigger.value,
+            "source": row.source.value,
+            "dest": row.dest.value,
+            "conditions": [self._condition(name) for name in row.when if not name.startswith("!")],
+            "unless": [self._condition(name[1:]) for name in row.when if name.startswith("!")],
+            "before": [self._callback(name) for name in row.before],
+            "after": [self._callback(name) for name in row.after],
+        }
+
+    def _condition(self, name: str) -> Callable[[Any], bool]:
+        guard, port = GUARDS[name], self._port
+        return lambda event: guard(event.model, port, event.args[0])
+
+    def _callback(self, name: str) -> Callable[[Any], None]:
+        callback, port = CALLBACKS[name], self._port
+        return lambda event: callback(event.model, port, event.args[0])

@@ -1,0 +1,71 @@
+"""The transition table as Markdown: which cell does what, and every row in full."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from cphicache.lifecycle import ROWS, Row, State, Trigger
+from cphicache.lifecycle.table import COLUMNS, cells
+
+LEGEND = (
+    "`→` an edge: what follows is the new state (`stays` when it is the same) with the guards in brackets, `!` negates. "
+    "`·` a stale no-op, logged under this name. `✗` our bug: an error, nothing changes."
+)
+
+
+def table_text(rows: Sequence[Row] = ROWS) -> str:
+    """The file ``fsm_diagrams/transition_table.md``."""
+    return (
+        "# The transition table of a backup\n\n"
+        f"{len(rows)} rows decide {len(State)} states x {len(Trigger)} triggers. The source is `cphicache/lifecycle/table.py`.\n\n"
+        "## Every cell\n\n"
+        f"{matrix_text(rows)}\n"
+        "## Every row\n\n"
+        "Work *before* can fail, and then the state is as it was; work *after* cannot. "
+        "An empty guard column means that the row does not ask.\n\n"
+        f"{_rows_text(rows)}"
+    )
+
+
+def matrix_text(rows: Sequence[Row] = ROWS) -> str:
+    """Triggers down, states across, one entry a row of the table."""
+    by_cell = cells(rows)
+    body = [[f"`{trigger}`", *(_cell(by_cell.get((state, trigger), ())) for state in State)] for trigger in Trigger]
+    return f"{LEGEND}\n\n{_markdown(['trigger', *State], body)}"
+
+
+def _cell(members: Iterable[Row]) -> str:
+    entries: dict[str, list[str]] = {}
+    for row in members:
+        if row.dest is not None:
+            kind = "→ stays" if row.dest == row.source else f"→ {row.dest}"
+        else:
+            kind = f"· {row.stale}" if row.stale else f"✗ {row.error}"
+        entries.setdefault(kind, []).append(f" [{', '.join(row.when)}]" if row.when else "")
+    return "<br>".join(kind + " or".join(guards) for kind, guards in entries.items())
+
+
+def _rows_text(rows: Sequence[Row]) -> str:
+    head = ["in", "trigger", *COLUMNS, "other guards", "before", "becomes", "after"]
+    body = [
+        [
+            row.source,
+            f"`{row.trigger}`",
+            *(_column(row, name) for name in COLUMNS),
+            ", ".join(name for name in row.when if name.removeprefix("!") not in COLUMNS),
+            ", ".join(row.before),
+            row.dest or (f"· {row.stale}" if row.stale else f"✗ {row.error}"),
+            ", ".join(row.after),
+        ]
+        for row in sorted(rows, key=lambda row: list(Trigger).index(row.trigger))
+    ]
+    return _markdown(head, body)
+
+
+def _column(row: Row, name: str) -> str:
+    return "yes" if name in row.when else "no" if f"!{name}" in row.when else ""
+
+
+def _markdown(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *body]
+    return "".join(f"| {' | '.join(cells_)} |\n" for cells_ in lines)

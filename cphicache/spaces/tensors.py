@@ -1,0 +1,32 @@
+"""The number spaces as tensors: int64 vectors of locs or slots, distinct to the type checker like their scalars (R1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NewType
+
+import torch
+
+from cphicache.spaces.layout import CpSharedKVLayout
+from cphicache.spaces.types import LogicalPage
+
+LogicalLocs = NewType("LogicalLocs", torch.Tensor)
+PhysicalLocs = NewType("PhysicalLocs", torch.Tensor)
+HostSlots = NewType("HostSlots", torch.Tensor)
+
+
+def owned_locs(layout: CpSharedKVLayout, pages: Iterable[LogicalPage]) -> tuple[torch.Tensor, PhysicalLocs]:
+    """The part of whole ``pages`` that this rank stores, for a copy job.
+
+    Returns two int64 CPU vectors of equal length: positions (token offsets into the extent ``pages``, ascending) and the physical
+    loc of each. Both are empty when the rank owns nothing. Raises :class:`ValueError` on a reserved page.
+    """
+    owned = layout.owned_pages(pages)
+    indices = [index for index, _ in owned]
+    physical = [layout.physical_page(page) for _, page in owned]
+    return _tokens_of(indices, layout.page_size), PhysicalLocs(_tokens_of(physical, layout.page_size))
+
+
+def _tokens_of(pages: Sequence[int], page_size: int) -> torch.Tensor:
+    starts = torch.tensor(pages, dtype=torch.int64) * page_size
+    return (starts[:, None] + torch.arange(page_size, dtype=torch.int64)).reshape(-1)

@@ -1,0 +1,398 @@
+"""One rank's host book and copies: the implementation of :class:`cphicache.transfer.port.TransferPort` over pools and streams.
+
+Streams: ``compute`` (the forward pass), ``write`` (D2H), ``load`` (H2D). It translates logical pages to physical locs with
+:class:`CpSharedKVLayout` and decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from cphicache.spaces.layout import CpSharedKVLayout
+from cphicache.spaces.metadata import CpHiCacheNodeMetadata
+from cphicache.spaces.tensors import owned_locs
+from cphicache.spaces.types import LogicalPage
+from cphicache.transfer.faults import CopyFaults
+from cphicache.transfer.jobs import (
+    PAYLOADS,
+    BackupJob,
+    CopyBatch,
+    CopyJob,
+    LayerCopier,
+    LoadJob,
+    PageUsers,
+    Producer,
+    SlotBook,
+    host_rows_by_payload,
+)
+from cphicache.transfer.pools.device import DevicePool
+from cphicache.transfer.pools.host import HostKVPool, check_pools
+from cphicache.transfer.pools.slots import TransferInternalError
+from cphicache.transfer.port import CopyStatus, LoadItem, OpKey, OwnerMismatch, Wait
+from cphicache.transfer.streams.port import Event, Streams
+
+DEFAULT_BYTES_PER_US = 50_000.0
+"""50 GB/s, one direction of a PCIe 5.0 x16 link in practice. Virtual clock only."""
+
+
+class TransferCounters(NamedTuple):
+    """Totals since construction. ``copies`` and ``failed_copies``: by job, payload and layer. ``noop_completions``: backups and
+    load-backs of which this rank owns nothing. ``stale_completions``: copies that ended after their job was forgotten (our bug)."""
+
+    d2h_bytes: int
+    h2d_bytes: int
+    copies: int
+    failed_copies: int
+    noop_completions: int
+    stale_completions: int
+
+
+class RankTransfer:
+    """Copies and host slots of one rank; see :class:`TransferPort` for the contract of its methods.
+
+    ``device_pools`` and ``host_pools``: by payload, ``target`` and optionally ``draft`` (same physical locs, own layers).
+    ``d2h_bytes_per_us`` / ``h2d_bytes_per_us``: bandwidth on the virtual clock. Raises ValueError for pools that do not fit each
+    other or the layout, and :class:`UnsupportedCombination` for a pool kind, layout and backend that do not work together.
+    """
+
+    def __init__(
+        self,
+        layout: CpSharedKVLayout,
+        device_pools: Mapping[str, DevicePool],
+        host_pools: Mapping[str, HostKVPool],
+        streams: Streams,
+        *,
+        io_backend: str = "torch",
+        d2h_bytes_per_us: float = DEFAULT_BYTES_PER_US,
+        h2d_bytes_per_us: float = DEFAULT_BYTES_PER_US,
+        faults: CopyFaults | None = None,
+    ) -> None:
+        check_pools(device_pools, host_pools, layout.page_size, io_backend)
+        for option, value in (("d2h_bytes_per_us", d2h_bytes_per_us), ("h2d_bytes_per_us", h2d_bytes_per_us)):
+            if not value > 0:
+                raise ValueError(f"{option}={value}: a bandwidth is greater than 0")
+        self._layout = layout
+        self._payloads = tuple(payload for payload in PAYLOADS if payload in host_pools)
+        self._layers = {payload: host_pools[payload].shape.layers for payload in self._payloads}
+        self._device_slots = min(pool.slots for pool in device_pools.values())
+        self._streams = streams
+        copier = partial(LayerCopier, device_pools=device_pools, host_pools=host_pools, io_backend=io_backend, faults=faults)
+        self._writer = copier("d2h", bytes_per_us=d2h_bytes_per_us)
+        self._loader = copier("h2d", bytes_per_us=h2d_bytes_per_us)
+        self._slots = SlotBook(host_pools, self._payloads, faults)
+        self._backups: dict[OpKey, BackupJob] = {}
+        self._nodes: dict[int, CpHiCacheNodeMetadata] = {}
+        self._loads: dict[int, LoadJob] = {}
+        self._producers: dict[int, Producer] = {}
+        self._next_producer = 0
+        self._readers = PageUsers()
+        self._writers = PageUsers()
+        self._noop_completions = 0
+
+    # -- backup: reserve, submit, end ---------------------------------------------------------------------------------------
+    def reserve(self, op: OpKey, pages: Sequence[LogicalPage]) -> None:
+        """Take host slots for the owned part of ``pages``, all payloads or none; compute metadata and physical locs.
+
+        Raises :class:`HostSlotsExhausted` with nothing taken. Queues nothing.
+        """
+        if op in self._backups:
+            raise TransferInternalError(f"reserve {op}: expected a new operation, found it in flight")
+        positions, device_rows = owned_locs(self._layout, pages)
+        self._check_rows(device_rows, f"reserve {op}")
+        slots = self._slots.take(op, positions.numel())
+        metadata = CpHiCacheNodeMetadata(
+            logical_len=len(pages) * self._layout.page_size,
+            owned_positions=positions,
+            host_indices=slots["target"],
+            draft_host_indices=slots.get("draft"),
+            page_owners=self._layout.owners(pages),
+            page_size=self._layout.page_size,
+        )
+        owned = [page for _, page in self._layout.owned_pages(pages)]
+        job = self._backups[op] = BackupJob(op, owned, device_rows, metadata, self._payloads)
+        self._readers.add(job)
+
+    def submit_layers(self, ops: Iterable[OpKey], payload: str, layers: Sequence[int]) -> None:
+        """Queue the D2H copies of ``layers`` of ``payload`` for all ``ops``, after everything that the compute stream holds now."""
+        jobs = [self._backup(op, "submit_layers") for op in ops]
+        for job in jobs:
+            self._mark_submitted(job, payload, layers)
+        owning = [job for job in jobs if job.device_rows.numel()]
+        if not owning or not layers:
+            return
+        write = self._streams.stream("write")
+        write.wait(self._streams.stream("compute").record(), Wait.STORE_TO_COPY)
+        batch = CopyBatch.of(payload, owning)
+        for layer in layers:
+            self._writer.queue(write, batch, layer)
+        event = write.record()
+        for job in owning:
+            job.last_event = event
+
+    def status(self, op: OpKey) -> CopyStatus:
+        """Local progress of a backup; never blocks."""
+        job = self._backup(op, "status")
+        return CopyStatus(drained=self._drained(job), failed=job.error is not None)
+
+    def failure(self, op: OpKey) -> Exception | None:
+        """What the first failing copy of a backup raised, ``None`` while none has failed."""
+        return self._backup(op, "failure").error
+
+    def last_copy_event(self, op: OpKey) -> Event | None:
+        """The event after the backup's last submitted copy, for measurements; ``None`` when it has none."""
+        return self._backup(op, "last_copy_event").last_event
+
+    def wait_backup(self, op: OpKey) -> None:
+        """Block until every copy of ``op`` that was submitted has ended (drain rounds only)."""
+        event = self._backup(op, "wait_backup").last_event
+        if event is not None:
+            self._streams.synchronize(event)
+
+    def shrink(self, op: OpKey, head_pages: int, *, free_now: bool) -> None:
+        """Cut the first ``head_pages`` pages from the operation: their slots are freed now, or when the operation ends.
+
+        ``free_now`` with a copy in flight is our bug. Copies submitted before still write the kept slots; later ones do not.
+        """
+        job = self._backup(op, "shrink")
+        if free_now:
+            self._require_drained(job, "shrink with free_now")
+        head, tail = job.metadata.split(head_pages * self._layout.page_size)
+        cut_pages = job.owned_pages[: head.owned_len // self._layout.page_size]
+        if free_now:
+            self._free(head)
+            self._readers.remove(job, cut_pages)
+        else:
+            job.kept_pages.extend(cut_pages)
+            for payload, rows in host_rows_by_payload(head, self._payloads).items():
+                job.kept_slots[payload].extend(rows.tolist())
+        job.metadata = tail
+        job.host_rows = host_rows_by_payload(tail, self._payloads)
+        job.device_rows = job.device_rows[head.owned_len :]
+        job.owned_pages = job.owned_pages[len(cut_pages) :]
+
+    def commit(self, op: OpKey) -> None:
+        """The operation's metadata becomes that of node ``op.node``; slots kept from :meth:`shrink` are freed."""
+        job = self._backup(op, "commit")
+        if op.node in self._nodes:
+            raise TransferInternalError(f"commit {op}: expected no committed copy of node {op.node}, found one")
+        if job.error is not None:
+            raise TransferInternalError(f"commit {op}: expected every copy to succeed, found {job.error!r}")
+        for payload, layers in self._layers.items():
+            if job.submitted[payload] != (1 << layers) - 1:
+                raise TransferInternalError(
+                    f"commit {op}: expected all {layers} {payload} layers submitted, found mask {job.submitted[payload]:#b}"
+                )
+        self._end_backup(op, job, "commit")
+        self._nodes[op.node] = job.metadata
+
+    def release(self, op: OpKey) -> None:
+        """Free every host slot of an operation that ended without commit. Its copies have drained (our bug if not)."""
+        job = self._backup(op, "release")
+        self._end_backup(op, job, "release")
+        self._free(job.metadata)
+
+    # -- committed nodes ----------------------------------------------------------------------------------------------------
+    def free_node(self, node: int) -> None:
+        """Free the host slots of a committed node. A load-back that still reads it is our bug."""
+        metadata = self._node(node, "free_node")
+        for load, job in self._loads.items():
+            if node in job.nodes:
+                raise TransferInternalError(f"free_node {node}: expected no load-back of it, found load {load}")
+        del self._nodes[node]
+        self._free(metadata)
+
+    def split_node(self, node: int, head: int, head_pages: int) -> None:
+        """Divide the metadata of committed ``node``: its first ``head_pages`` pages become ``head``, the rest stays ``node``."""
+        metadata = self._node(node, "split_node")
+        if head in self._nodes:
+            raise TransferInternalError(f"split_node {node}: expected no committed copy of node {head}, found one")
+        self._nodes[head], self._nodes[node] = metadata.split(head_pages * self._layout.page_size)
+        for job in self._loads.values():
+            if node in job.nodes:
+                job.nodes.add(head)
+
+    # -- load-back ----------------------------------------------------------------------------------------------------------
+    def queue_load(self, load: int, items: Sequence[LoadItem]) -> None:
+        """Remember a load-back; no copy starts. Raises :class:`OwnerMismatch` before anything is queued."""
+        if load in self._loads:
+            raise TransferInternalError(f"queue_load {load}: expected a new load-back, found it queued")
+        nodes = [self._node(item.node, f"queue_load {load}") for item in items]
+        for item, metadata in zip(items, nodes, strict=True):
+            try:
+                metadata.check_owners(self._layout.owners(item.pages))
+            except ValueError as error:
+                raise OwnerMismatch(f"load-back of node {item.node}: {error}") from error
+        pages = [page for item in items for page in item.pages]
+        _, device_rows = owned_locs(self._layout, pages)
+        self._check_rows(device_rows, f"queue_load {load}")
+        by_node = [host_rows_by_payload(metadata, self._payloads) for metadata in nodes]
+        host_rows = {payload: torch.cat([device_rows[:0], *(rows[payload] for rows in by_node)]) for payload in self._payloads}
+        owned = [page for _, page in self._layout.owned_pages(pages)]
+        job = self._loads[load] = LoadJob(load, owned, device_rows, host_rows, (item.node for item in items))
+        self._writers.add(job)
+
+    def start_loads(self) -> int:
+        """Start the H2D copies of all queued loads as one producer; its index (never reused), or -1 when nothing is queued."""
+        queued = [job for job in self._loads.values() if job.producer is None]
+        return self._start(queued) if queued else -1
+
+    def load_status(self, load: int) -> CopyStatus:
+        """Local progress of a load-back (not drained before it was started)."""
+        job = self._load(load, "load_status")
+        return CopyStatus(drained=job.producer is not None and self._drained(job), failed=job.error is not None)
+
+    def wait_load(self, load: int) -> None:
+        """Block until a load-back has ended (drain rounds only). One that was never started is started first, alone."""
+        job = self._load(load, "wait_load")
+        if job.producer is None:
+            self._start([job])
+        if job.last_event is not None:
+            self._streams.synchronize(job.last_event)
+
+    def end_load(self, load: int) -> None:
+        """Forget a load-back that has drained on every rank."""
+        job = self._load(load, "end_load")
+        if job.producer is None:
+            raise TransferInternalError(f"end_load {load}: expected a started load-back, found it queued")
+        self._require_drained(job, "end_load")
+        del self._loads[load]
+        job.ended = True
+        self._writers.remove(job, job.owned_pages)
+        producer = self._producers[job.producer]
+        producer.open_loads -= 1
+        if not producer.open_loads:
+            del self._producers[job.producer]
+
+    # -- the forward pass ---------------------------------------------------------------------------------------------------
+    def before_store(self, pages: Sequence[LogicalPage]) -> None:
+        """The forward is about to write ``pages``: make the compute stream wait for copies that still read (or load) them."""
+        compute = self._streams.stream("compute")
+        for event in [*self._readers.events(pages), *self._writers.events(pages)]:
+            compute.wait(event, Wait.COPY_TO_REUSE)
+
+    def wait_layer(self, producer: int, payload: str, layer: int) -> None:
+        """Make the compute stream wait for a producer's H2D copy of one layer. ``-1`` and finished producers wait for nothing."""
+        if not -1 <= producer < self._next_producer:
+            raise TransferInternalError(f"wait_layer: expected a producer in [-1, {self._next_producer}), found {producer}")
+        self._check_layers(payload, [layer], "wait_layer")
+        started = self._producers.get(producer)
+        if started is not None and started.events:
+            self._streams.stream("compute").wait(started.events[payload, layer], Wait.LOAD_TO_READ)
+
+    # -- the outside --------------------------------------------------------------------------------------------------------
+    def free_slots(self) -> dict[str, int]:
+        """Free host slots of this rank by payload (tokens)."""
+        return self._slots.free_slots()
+
+    def reset(self) -> None:
+        """Forget every node and operation; all slots are free. Everything has drained (our bug if not)."""
+        jobs: list[CopyJob] = [*self._backups.values(), *self._loads.values()]
+        for load, job in self._loads.items():
+            if job.producer is None:
+                raise TransferInternalError(f"reset: expected no queued load-back, found load {load}")
+        for ending in jobs:
+            self._require_drained(ending, "reset")
+        for ended in jobs:
+            ended.ended = True
+        for book in (self._backups, self._nodes, self._loads, self._producers, self._readers, self._writers):
+            book.clear()
+        self._slots.reset()
+
+    @property
+    def counters(self) -> TransferCounters:
+        """Totals so far. Exact once everything has drained."""
+        write, load = self._writer, self._loader
+        return TransferCounters(
+            d2h_bytes=write.copied_bytes,
+            h2d_bytes=load.copied_bytes,
+            copies=write.copies + load.copies,
+            failed_copies=write.failures + load.failures,
+            noop_completions=self._noop_completions,
+            stale_completions=write.stale + load.stale,
+        )
+
+    # -- inside -------------------------------------------------------------------------------------------------------------
+    def _start(self, jobs: Sequence[LoadJob]) -> int:
+        index = self._next_producer
+        self._next_producer += 1
+        producer = self._producers[index] = Producer(len(jobs))
+        for job in jobs:
+            job.producer = index
+        owning = [job for job in jobs if job.device_rows.numel()]
+        self._noop_completions += len(jobs) - len(owning)
+        if not owning:
+            return index
+        stream = self._streams.stream("load")
+        stream.wait(self._streams.stream("compute").record(), Wait.READ_TO_LOAD)
+        for event in self._readers.events(page for job in owning for page in job.owned_pages):
+            stream.wait(event, Wait.COPY_TO_REUSE)
+        for payload in self._payloads:
+            batch = CopyBatch.of(payload, owning)
+            for layer in range(self._layers[payload]):
+                self._loader.queue(stream, batch, layer)
+                producer.events[payload, layer] = stream.record()
+        last_event = stream.record()
+        for job in owning:
+            job.last_event = last_event
+        return index
+
+    def _mark_submitted(self, job: BackupJob, payload: str, layers: Sequence[int]) -> None:
+        self._check_layers(payload, layers, f"submit_layers {job.key}")
+        if layers and not job.owned_pages and not any(job.submitted.values()):
+            self._noop_completions += 1
+        for layer in layers:
+            if job.submitted[payload] >> layer & 1:
+                raise TransferInternalError(f"submit_layers {job.key}: expected {payload} layer {layer} once, found it twice")
+            job.submitted[payload] |= 1 << layer
+
+    def _check_layers(self, payload: str, layers: Sequence[int], where: str) -> None:
+        if payload not in self._layers:
+            raise TransferInternalError(f"{where}: expected a payload of {list(self._layers)}, found {payload!r}")
+        for layer in layers:
+            if not 0 <= layer < self._layers[payload]:
+                raise TransferInternalError(f"{where}: expected a {payload} layer in [0, {self._layers[payload]}), found {layer}")
+
+    def _end_backup(self, op: OpKey, job: BackupJob, where: str) -> None:
+        self._require_drained(job, where)
+        del self._backups[op]
+        job.ended = True
+        self._readers.remove(job, [*job.kept_pages, *job.owned_pages])
+        self._slots.free(job.kept_slots)
+
+    def _free(self, metadata: CpHiCacheNodeMetadata) -> None:
+        rows = host_rows_by_payload(metadata, self._payloads)
+        self._slots.free({payload: slots.tolist() for payload, slots in rows.items()})
+
+    def _drained(self, job: CopyJob) -> bool:
+        return job.last_event is None or self._streams.query(job.last_event, Wait.DRAIN_TO_FREE)
+
+    def _require_drained(self, job: CopyJob, where: str) -> None:
+        if not self._drained(job):
+            raise TransferInternalError(f"{where} {job.key}: expected its copies to have ended, found one queued or running")
+
+    def _check_rows(self, device_rows: torch.Tensor, where: str) -> None:
+        last = int(device_rows.max()) if device_rows.numel() else 0
+        if last >= self._device_slots:
+            raise TransferInternalError(f"{where}: expected physical locs in [0, {self._device_slots}), found {last}")
+
+    def _backup(self, op: OpKey, where: str) -> BackupJob:
+        job = self._backups.get(op)
+        if job is None:
+            raise TransferInternalError(f"{where} {op}: expected an operation in flight, found none of that generation")
+        return job
+
+    def _load(self, load: int, where: str) -> LoadJob:
+        job = self._loads.get(load)
+        if job is None:
+            raise TransferInternalError(f"{where} {load}: expected a load-back in flight, found none")
+        return job
+
+    def _node(self, node: int, where: str) -> CpHiCacheNodeMetadata:
+        metadata = self._nodes.get(node)
+        if metadata is None:
+            raise TransferInternalError(f"{where} {node}: expected a committed node, found none")
+        return metadata

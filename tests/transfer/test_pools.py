@@ -1,0 +1,213 @@
+"""Device and host pools: shapes, adoption, and byte-exact copies on every stream kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from cphicache.transfer.backends import SUPPORTED, UnsupportedCombination, require_supported
+from cphicache.transfer.backends.port import plan_rows
+from cphicache.transfer.pools.device import DevicePool, KVShape
+from cphicache.transfer.pools.host import HostKVPool, LayerFirstHostPool
+from cphicache.transfer.streams.port import Streams
+from cphicache.transfer.streams.threads import ThreadStreams
+from cphicache.transfer.streams.virtual import VirtualStreams
+from tests.transfer.rigs import assert_same, copied, fill, random_items, same, shape_of, snapshot
+
+DEVICE_PAGES, HOST_PAGES = 13, 11
+PATTERNS = {
+    "one page": ([3], [5]),
+    "contiguous": ([2, 3, 4, 5], [6, 7, 8, 9]),
+    "scattered": ([9, 2, 10, 5, 6], [0, 7, 4, 9, 10]),
+    "reversed": ([8, 7, 6], [3, 2, 1]),
+    "nothing": ([], []),
+}
+"""Device pages and host pages."""
+
+STREAMS: dict[str, Callable[[], Streams]] = {
+    "threads": lambda: ThreadStreams(seed=1, max_delay_us=20.0),
+    "virtual": lambda: VirtualStreams(seed=1, jitter=1.0),
+}
+
+
+def tokens(page_numbers: list[int], page_size: int) -> list[int]:
+    return [page * page_size + offset for page in page_numbers for offset in range(page_size)]
+
+
+@pytest.mark.parametrize("stream_kind", STREAMS)
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.uint8], ids=str)
+@pytest.mark.parametrize("combination", sorted(SUPPORTED), ids="-".join)
+def test_copies_touch_exactly_their_bytes(
+    combination: tuple[str, str, str], dtype: torch.dtype, page_size: int, pattern: str, stream_kind: str
+) -> None:
+    """R33: D2H per layer, D2H all layers and H2D per layer write every byte they should and no other, in either pool (R32)."""
+    kind, _, io_backend = combination
+    shape = shape_of(kind, 3, dtype)
+    device, host = DevicePool(shape, DEVICE_PAGES * page_size), LayerFirstHostPool(shape, HOST_PAGES * page_size, page_size)
+    fill(device, 1)
+    fill(host, 2)
+    device_slots, host_slots = (tokens(numbers, page_size) for numbers in PATTERNS[pattern])
+    device_rows, host_rows = (torch.tensor(slots, dtype=torch.int64) for slots in (device_slots, host_slots))
+    streams = STREAMS[stream_kind]()
+    write = streams.stream("write")
+
+    def run(work: Callable[[], None]) -> None:
+        write.submit(work, cost_us=1.0)
+        streams.synchronize(write.record())
+
+    device_before, host_before = snapshot(device), snapshot(host)
+    run(lambda: host.backup_from_device_per_layer(device, host_rows, device_rows, 1, io_backend))
+    assert_same(snapshot(host), copied(host_before, device_before, host_slots, device_slots, [1]))
+    assert_same(snapshot(device), device_before)
+
+    fill(host, 3)
+    host_before = snapshot(host)
+    run(lambda: host.backup_from_device_all_layer(device, host_rows, device_rows, io_backend))
+    assert_same(snapshot(host), copied(host_before, device_before, host_slots, device_slots, [0, 1, 2]))
+    assert_same(snapshot(device), device_before)
+
+    fill(host, 4)
+    host_before = snapshot(host)
+    run(lambda: host.load_to_device_per_layer(device, host_rows, device_rows, 2, io_backend))
+    assert_same(snapshot(device), copied(device_before, host_before, device_slots, host_slots, [2]))
+    assert_same(snapshot(host), host_before)
+    streams.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize("kind", ["mla", "mha"])
+def test_store_and_read_move_bits(kind: str, dtype: torch.dtype) -> None:
+    """R31: every bit pattern of every dtype (NaNs too) goes in and comes out unchanged; other slots and layers stay."""
+    pool = DevicePool(shape_of(kind, 2, dtype), 6)
+    fill(pool, 5)
+    before = snapshot(pool)
+    items = random_items(pool.shape, 2, seed=9)
+    pool.store(1, [4, 0], items)
+    assert same(pool.read(1, [4, 0]), items)
+    for (layer, name), rows in snapshot(pool).items():
+        untouched = [slot for slot in range(6) if layer == 0 or slot not in (0, 4)]
+        assert torch.equal(rows[untouched], before[layer, name][untouched])
+        assert pool.buffer(layer, name).dtype is dtype
+
+
+def test_a_pool_adopts_the_buffers_of_a_model_runner() -> None:
+    """R31: adopted buffers keep their own shape and memory: what a copy writes is seen by the model runner."""
+    shape = KVShape(kind="mha", layers=2, components={"v": 6, "k": 8}, dtype=torch.float16)
+    buffers = {
+        "k": [torch.zeros(5, 2, 4, dtype=torch.float16) for _ in range(2)],
+        "v": [torch.zeros(5, 2, 3).half() for _ in range(2)],
+    }
+    pool = DevicePool.adopt(shape, buffers)
+    items = random_items(shape, 1, seed=3)
+    pool.store(1, [2], items)
+    assert pool.slots == 5
+    assert torch.equal(buffers["k"][1][2].flatten().view(torch.uint8), items["k"][0])
+    assert torch.equal(buffers["v"][1][2].flatten().view(torch.uint8), items["v"][0])
+    assert not buffers["v"][0].any()
+    assert list(shape.components) == ["k", "v"]
+
+
+@pytest.mark.parametrize(
+    ("buffers", "message"),
+    [
+        ({"k": [torch.zeros(4, 8)]}, "exactly"),
+        ({"latent": [torch.zeros(4, 8)]}, "for each of the 2 layers"),
+        ({"latent": [torch.zeros(4, 8), torch.zeros(4, 8).half()]}, r"buffers\['latent'\]\[1\] is torch.float16"),
+        ({"latent": [torch.zeros(4, 8), torch.zeros(4, 9)]}, "8 elements a slot"),
+        ({"latent": [torch.zeros(4, 8), torch.zeros(8, 4).t()]}, "not contiguous"),
+        ({"latent": [torch.zeros(4, 8), torch.zeros(32)]}, "8 elements a slot"),
+        ({"latent": [torch.zeros(4, 8), torch.zeros(5, 8)]}, "5 slots"),
+    ],
+)
+def test_adoption_refuses_buffers_that_do_not_fit(buffers: dict[str, list[torch.Tensor]], message: str) -> None:
+    """R35: a buffer that is not what the shape says is refused, naming component and layer."""
+    shape = KVShape(kind="mla", layers=2, components={"latent": 8}, dtype=torch.float32)
+    with pytest.raises(ValueError, match=message):
+        DevicePool.adopt(shape, buffers)
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers", "components", "message"),
+    [
+        ("gqa", 1, {"k": 1}, "'gqa' is not supported"),
+        ("mha", 1, {"k": 1}, "exactly"),
+        ("mla", 0, {"latent": 1}, "layers=0"),
+        ("mla", 1, {"latent": 0}, "latent"),
+    ],
+)
+def test_impossible_shapes_are_refused(kind: str, layers: int, components: dict[str, int], message: str) -> None:
+    """R35: a pool kind that is not supported is named; so is everything else that cannot be a token's KV."""
+    with pytest.raises(ValueError, match=message):
+        KVShape(kind=kind, layers=layers, components=components, dtype=torch.bfloat16)
+
+
+def test_pools_need_room_for_a_page() -> None:
+    """R35: a host pool below one page, or of broken pages, and an empty device pool are refused at construction."""
+    shape = shape_of("mla", 1)
+    for slots, page_size in ((0, 4), (6, 4), (4, 0)):
+        with pytest.raises(ValueError, match=r"slots=|page_size="):
+            LayerFirstHostPool(shape, slots, page_size)
+    with pytest.raises(ValueError, match="slots=0"):
+        DevicePool(shape, 0)
+
+
+def test_the_base_class_copies_nothing() -> None:
+    """R32: the base class raises NotImplementedError for each of SGLang's method names."""
+    shape = shape_of("mla", 1)
+    base, device, rows = HostKVPool(shape, 4, 4), DevicePool(shape, 4), torch.arange(4)
+    with pytest.raises(NotImplementedError):
+        base.load_to_device_per_layer(device, rows, rows, 0, "torch")
+    with pytest.raises(NotImplementedError):
+        base.backup_from_device_all_layer(device, rows, rows, "torch")
+    with pytest.raises(NotImplementedError):
+        base.backup_from_device_per_layer(device, rows, rows, 0, "torch")
+    with pytest.raises(NotImplementedError):
+        base.read(0, [0])
+
+
+@pytest.mark.parametrize(
+    ("combination", "reason"),
+    [
+        (("dsa", "layer_first", "torch"), "kind 'dsa' is not one of"),
+        (("mla", "none", "torch"), "layout 'none' is not one of"),
+        (("mla", "layer_first", "magic"), "io_backend 'magic' is not one of"),
+    ],
+)
+def test_unsupported_combinations_are_named_with_their_reason(combination: tuple[str, str, str], reason: str) -> None:
+    """R32: a pool kind, layout and backend that do not work together raise, naming all three and the reason."""
+    with pytest.raises(UnsupportedCombination, match=reason) as caught:
+        require_supported(*combination)
+    assert all(repr(value) in str(caught.value) for value in combination)
+
+
+def test_a_copy_names_what_is_wrong_with_its_arguments() -> None:
+    """R33: rows outside a pool, of another type or number, or a pool of another shape are refused before a byte moves."""
+    shape = shape_of("mla", 1)
+    device, host = DevicePool(shape, 8), LayerFirstHostPool(shape, 4, 4)
+    fill(device, 1)
+    before, rows = snapshot(host), torch.arange(2)
+    for host_rows, device_rows, error in (
+        (torch.tensor([0, -1]), rows, IndexError),
+        (torch.tensor([3, 4]), rows, IndexError),
+        (rows, torch.tensor([7, 8]), IndexError),
+        (rows.int(), rows, ValueError),
+        (rows[None], rows[None], ValueError),
+        (rows[:1], rows, ValueError),
+    ):
+        with pytest.raises(error):
+            host.backup_from_device_per_layer(device, host_rows, device_rows, 0, "torch")
+    with pytest.raises(ValueError, match="use the same shape"):
+        host.backup_from_device_per_layer(DevicePool(shape_of("mla", 2), 8), rows, rows, 0, "torch")
+    with pytest.raises(UnsupportedCombination):
+        host.load_to_device_per_layer(device, rows, rows, 0, "magic")
+    assert_same(snapshot(host), before)
+
+
+def test_rows_are_merged_into_maximal_runs() -> None:
+    """R33: a plan covers each row once, in runs that are neighbours on both sides."""
+    plan = plan_rows(torch.tensor([4, 5, 6, 7, 1]), torch.tensor([0, 1, 3, 4, 5]), 8, 8)
+    assert plan.runs == ((4, 0, 2), (6, 3, 2), (1, 5, 1))
