@@ -97,6 +97,12 @@ class Backups:
             )
         return stale
 
+    def forget_queued(self) -> None:
+        """Another state is put in place: what a call that ended with an error left queued belongs to the old one."""
+        self._follow.clear()
+        self._copying.clear()
+        self._planned = None
+
     # -- whole operations ---------------------------------------------------------------------------------------------------
     def reserve_extent(
         self, batch: Batch, request: str, start_page: int, pages: Sequence[LogicalPage], parent: Backup | None
@@ -151,6 +157,14 @@ class Backups:
             if record.state is R or record.state is L:
                 record.stored_tick = self._state.tick
                 self.fire(record, Trigger.FORWARD_ENDED, NO_INPUT if record.state is L else Input(reason="nothing_stored"))
+
+    def hang(self, record: Backup, node: Node[Backup]) -> None:
+        """An extent that is about to be bound hangs on this node, which need not be what it was reserved behind: that was divided, or
+        somebody else's KV is there now."""
+        self._unlink(record)
+        if not node.is_root:
+            record.parent = node.backup
+            node.backup.heirs.append(record)
 
     def split(self, node: Node[Backup], head_pages: int) -> Node[Backup]:
         """Divide a node that is not pending; returns the new node with its first pages. The object stays as the tail."""
@@ -506,16 +520,18 @@ class Backups:
 
     # -- what follows -------------------------------------------------------------------------------------------------------------
     def commit_children(self, record: Backup) -> None:
-        """See the port."""
+        """See the port. In reservation order, as are all that lose a parent: the order of ``children`` is no part of the state."""
         if record.node is not None:
-            self._follow.extend(
-                (child.backup, Trigger.PARENT_COMMITTED) for child in record.node.children.values() if child.backup.state == L
-            )
+            children = [child.backup for child in record.node.children.values() if child.backup.state == L]
+            self._follow.extend((child, Trigger.PARENT_COMMITTED) for child in sorted(children, key=_reservation_order))
 
     def lose_children(self, record: Backup) -> None:
         """See the port."""
         children = [] if record.node is None else [child.backup for child in record.node.children.values()]
-        self._follow.extend((child, Trigger.PARENT_LOST) for child in (*children, *record.heirs) if child.state in (R, L))
+        pending = [child for child in (*children, *record.heirs) if child.state in (R, L)]
+        self._follow.extend((child, Trigger.PARENT_LOST) for child in sorted(pending, key=_reservation_order))
+        if not record.bound:
+            self._unlink(record)  # its parent may lose its host copy, and go, while it drains
 
     def drain_now(self, record: Backup) -> None:
         """See the port."""
@@ -528,3 +544,7 @@ class Backups:
 
     def _tokens(self, record: Backup) -> int:
         return len(record.pages) * self._state.config.page_size
+
+
+def _reservation_order(record: Backup) -> int:
+    return record.order

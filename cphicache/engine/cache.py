@@ -7,7 +7,7 @@ A scheduler step is: :meth:`begin_tick`; aborts; for each request :meth:`prepare
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from cphicache.agree.port import Reducer
 from cphicache.engine.agreement import Agreement
@@ -16,6 +16,7 @@ from cphicache.engine.config import CacheConfig, WritePolicy
 from cphicache.engine.counters import Counters
 from cphicache.engine.eviction import DeviceEviction, EvictResult
 from cphicache.engine.host_eviction import HostEviction
+from cphicache.engine.image import Image, canonical_state, dump_state, load_state
 from cphicache.engine.inserts import Declined, Inserted, Inserts
 from cphicache.engine.loadback import LoadBacks
 from cphicache.engine.matching import backed_prefix, blocks_split, cut_before_last, match, match_of
@@ -342,6 +343,24 @@ class CpHiRadixCache:
         for rid in list(self.state.parked):
             self._drop_parked(rid, "shutdown")
         self.reset_backups()
+
+    # -- state as data ------------------------------------------------------------------------------------------------------------
+    def snapshot(self) -> Image:
+        """The logical half as plain data that shares nothing with it. The local half and the reducer are the caller's to save."""
+        return dump_state(self.state)
+
+    def restore(self, image: Image) -> None:
+        """Become the engine that :meth:`snapshot` was asked of, under an equal configuration (else ValueError, nothing changed).
+
+        From there on equal calls give equal answers. Matches and nodes that the caller still holds are void.
+        """
+        load_state(self.state, image)
+        self._backups.forget_queued()
+        self._host_eviction.refile()
+
+    def canonical(self) -> Hashable:
+        """Equal for two engines of one configuration that behave alike from here on, given equal local halves and reducers."""
+        return canonical_state(self.state)
 
     # -- inner parts --------------------------------------------------------------------------------------------------------------
     def _drain_round(self) -> None:

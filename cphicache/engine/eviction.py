@@ -88,6 +88,7 @@ class DeviceEviction:
             self._write_back(aside[:WRITE_BACK_AHEAD])
         elif self._state.config.write_back_short is WriteBackShort.DROP:
             self._take(demand)
+            self._write_back(self._next_victims(demand.tokens))
         else:
             self._wait_and_take(demand)
 

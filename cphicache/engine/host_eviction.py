@@ -57,6 +57,13 @@ class HostEviction:
         if self._state.config.reclaim_device_valid:
             self._reclaimable.refresh(node)
 
+    def refile(self) -> None:
+        """The tree has become another one: file all nodes that could be reclaimed, in place of those of the old one."""
+        self._reclaimable.clear()
+        for node in self._state.tree.nodes():
+            if self._keeps_host_copy(node):
+                self.file(node)
+
     def _plan_reclaim(self, victims: Victims, suffices: Callable[[Node[Backup]], bool]) -> bool:
         """Add host copies of nodes that are on the device too, children before parents, until that suffices."""
         gone = {node.id for node, _ in victims}

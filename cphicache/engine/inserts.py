@@ -69,8 +69,8 @@ class Inserts:
         if walk.partial_pages and (key.pages > walk.matched_pages or path[-1].pages is None):
             path[-1] = self._backups.split(path[-1], walk.partial_pages)
         self._take_over(request, path, row, walk.matched_pages)
-        self._settle_duplicates(request, walk.matched_pages)
         parent = path[-1] if path else state.tree.root
+        self._settle_duplicates(request, walk.matched_pages, parent)
         path.extend(self._add_nodes(request, _Chain(parent, key, row, walk.matched_pages, now), key.pages))
         state.tree.touch(path, now)
         for node in path:
@@ -96,13 +96,15 @@ class Inserts:
             state.counters.duplicate_tokens += len(duplicates) * state.config.page_size
             state.alloc.free(duplicates)
 
-    def _settle_duplicates(self, request: Request, matched: int) -> None:
-        """Reservations for KV that somebody else inserted meanwhile are cut, or given up."""
+    def _settle_duplicates(self, request: Request, matched: int, parent: Node[Backup]) -> None:
+        """Reservations for KV that somebody else inserted meanwhile are cut, or given up; what follows them hangs on the tree then."""
         for op in request.ops:
             if op.state not in (State.RESERVED, State.LAYERS_IN_FLIGHT) or op.start_page >= matched:
                 continue
             self._state.counters.duplicate_binds += 1
             if op.end_page <= matched:
+                for heir in list(op.heirs):
+                    self._backups.hang(heir, parent)
                 self._backups.fire(op, Trigger.BIND_DUPLICATE_WHOLE, Input(reason="duplicate"))
             else:
                 self._backups.fire(op, Trigger.BIND_DUPLICATE_PART, Input(reason="duplicate", pages=matched - op.start_page))
@@ -117,6 +119,8 @@ class Inserts:
                     f"insert of {request.rid}: expected an extent in pages {chain.at}..{end}, "
                     f"found {op.start_page}..{op.end_page}: {op.describe()}"
                 )
+            if op.state is State.ROLLED_BACK or op.state is State.DEVICE_VALID_HOST_NONE:
+                continue  # lost with the one before it; it may still drain under its id, so its KV gets a node with another
             if op.start_page > chain.at:
                 self._add(chain, op.start_page, self._state.new_node_id())
             self._bind(op, self._add(chain, op.end_page, op.node_id))
@@ -133,13 +137,12 @@ class Inserts:
         return node
 
     def _bind(self, op: Backup, node: Node[Backup]) -> None:
-        unbound = node.backup
-        if self._backups.fire(op, Trigger.BIND, Input(reason=op.request, target=node)) is not None:
-            node.backup = unbound
-            return
         parent = node.parent
-        lost = (State.DEVICE_VALID_HOST_NONE, State.ROLLED_BACK)
-        if parent is not None and not parent.is_root and parent.backup.state in lost:
+        if parent is None:
+            raise AssertionError(f"bind of {op.describe()}: expected a node of the tree, found {node}")
+        self._backups.hang(op, parent)
+        self._backups.fire(op, Trigger.BIND, Input(reason=op.request, target=node))
+        if not parent.is_root and parent.backup.state in (State.DEVICE_VALID_HOST_NONE, State.ROLLED_BACK):
             self._backups.fire(op, Trigger.PARENT_LOST, Input(reason="bound_under_unbacked_parent"))
 
     def _hit(self, request: Request, path: list[Node[Backup]], key_pages: int) -> None:

@@ -62,7 +62,7 @@ class Waiting:
         epoch = state.ledger.freed_epoch
         due = [record for record in state.retries.values() if record.refused_epoch < epoch and record.tried_tick < state.tick]
         nodes = [record.node for record in due if record.node is not None and record.node.pages is not None]
-        for node in sorted(nodes, key=lambda node: (depth(node), node.id)):
+        for node in sorted(nodes, key=depth):  # equally deep ones in the order in which they were refused
             record = node.backup
             if record.state is not State.DEVICE_VALID_HOST_NONE or not self._backups.fit(record):
                 continue

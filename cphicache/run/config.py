@@ -17,7 +17,7 @@ Verify = Literal["all", "sample", "off"]
 WriteBackWait = Literal["wait", "drop"]
 LogLevel = Literal["off", "lifecycle", "ops"]
 
-SYNTHETIC_REQUESTS = 120
+SYNTHETIC_REQUESTS = 400
 """Requests of the synthetic workload when ``requests`` is not given."""
 ELEMENT_BYTES = 2
 """KV elements are bfloat16."""
@@ -55,9 +55,9 @@ class RunConfig:
     # -- ranks and pools
     cp_size: int = 4
     page_size: int = 16
-    device_tokens: int = 3072
+    device_tokens: int = 8192
     """Device pool of all ranks together, without reserved pages; see :attr:`device_pages`."""
-    host_tokens: int = 4096
+    host_tokens: int = 8192
     """Host pool of all ranks together; see :attr:`host_tokens_per_rank`."""
 
     # -- model
@@ -93,7 +93,7 @@ class RunConfig:
     """Shortest host hit (tokens) that is loaded back rather than computed again."""
 
     # -- running and reporting
-    streams: StreamKind = "threads"
+    streams: StreamKind = "virtual"
     verify: Verify = "all"
     log: Path | None = None
     log_level: LogLevel = "lifecycle"

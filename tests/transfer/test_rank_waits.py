@@ -210,3 +210,53 @@ def test_a_copy_that_ends_after_its_operation_is_counted_as_stale() -> None:
     streams.close()
     assert rig.rank.counters.stale_completions == 1
     assert rig.rank.free_slots() == {"target": 40}
+
+
+def test_a_store_waits_for_each_copy_in_flight_once_and_for_no_ended_one() -> None:
+    """R34: one wait for each event that a page's copies in flight have; none for pages that were cut off and freed, for operations
+    and load-backs that have ended, or for pages of others."""
+    streams = DroppingStreams(VirtualStreams(), Wait.COPY_TO_REUSE)
+    rig = rig_of(streams)
+
+    def waits(*numbers: int) -> int:
+        before = streams.dropped
+        rig.rank.before_store(pages(*numbers))
+        return streams.dropped - before
+
+    first, second, cut = OpKey(1, 0), OpKey(2, 0), OpKey(3, 0)
+    rig.rank.reserve(first, pages(1, 2))
+    rig.rank.reserve(second, pages(2, 3))
+    rig.rank.reserve(cut, pages(4, 5))
+    assert waits(1, 2, 3, 4, 5) == 0
+    rig.submit_all(first)
+    rig.submit_all(second)
+    rig.rank.shrink(cut, 1, free_now=True)
+    rig.submit_all(cut)
+    assert [waits(1), waits(1, 2), waits(3, 2, 1), waits(4), waits(4, 5), waits(6)] == [1, 2, 2, 0, 1, 0]
+    rig.rank.wait_backup(cut)
+    rig.rank.release(first)
+    rig.rank.commit(second)
+    assert [waits(1, 2, 3), waits(5)] == [0, 1]
+    rig.rank.queue_load(0, [LoadItem(2, pages(6, 7))])
+    rig.rank.start_loads()
+    assert waits(6, 7) == 1
+    rig.rank.wait_load(0)
+    rig.rank.end_load(0)
+    assert waits(6, 7) == 0
+
+
+def test_a_finished_producer_is_waited_for_no_more() -> None:
+    """R25: a batch waits for a producer's layer while one of its load-backs is in flight, and for nothing after the last has ended."""
+    streams = DroppingStreams(VirtualStreams(), Wait.LOAD_TO_READ)
+    rig = rig_of(streams)
+    rig.back_up(1, pages(1))
+    for load, page in ((0, 5), (1, 6)):
+        rig.rank.queue_load(load, [LoadItem(1, pages(page))])
+    producer = rig.rank.start_loads()
+    for load in (0, 1):
+        rig.rank.wait_layer(producer, "target", 0)
+        assert streams.dropped == load + 1
+        rig.rank.wait_load(load)
+        rig.rank.end_load(load)
+    rig.rank.wait_layer(producer, "target", 0)
+    assert streams.dropped == 2

@@ -1,0 +1,269 @@
+"""A whole run: one engine a CP rank, in lockstep as threads of this process, each with its own pools, ledger, tree, log and inputs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import torch
+
+from cphicache.agree.local import InProcessGroup, SingleReducer
+from cphicache.agree.port import GroupBroken, Reducer
+from cphicache.check.conservation import require, require_quiet
+from cphicache.check.reference import ReferenceKV
+from cphicache.engine import CacheConfig, Counters, CpHiRadixCache, WriteBackShort, WritePolicy
+from cphicache.events import EventLog, Level
+from cphicache.run.census import take_census
+from cphicache.run.config import RunConfig
+from cphicache.run.jobs import Job, make_jobs
+from cphicache.run.model import COMPUTE_US_PER_TOKEN, ReferenceModel, Verdict
+from cphicache.run.scheduler import Scheduler, Served
+from cphicache.run.trace import TraceRequest
+from cphicache.spaces.layout import CpSharedKVLayout
+from cphicache.transfer.faults import CopyFaults
+from cphicache.transfer.pools.device import DevicePool, KVShape
+from cphicache.transfer.pools.host import HostKVPool, LayerFirstHostPool
+from cphicache.transfer.rank import RankTransfer, TransferCounters
+from cphicache.transfer.streams.port import Streams
+from cphicache.transfer.streams.threads import ThreadStreams
+from cphicache.transfer.streams.virtual import VirtualStreams
+
+COPY_OVER_COMPUTE = 0.75
+"""Virtual time of a layer's copy over that of its compute, for a batch that is backed up whole: copies outlast the forward."""
+JITTER = 0.5
+"""Spread of virtual copy durations, so that copies complete in many orders."""
+CHECK_TICKS = 16
+"""The outside checker proves conservation every so many ticks, and at the end."""
+
+StreamsFactory = Callable[[RunConfig, int], Streams]
+
+
+@dataclass(frozen=True, slots=True)
+class RankResult:
+    """What one rank reports."""
+
+    rank: int
+    served: Served
+    counters: Counters
+    transfer: TransferCounters
+    verdict: Verdict
+    ticks: int
+    collectives: int
+    """Reductions that this rank took part in, counted at the port."""
+    checks: int
+    leaks: int
+    """Findings of the checker at the end; one during the run ends it."""
+    log: Path | None
+
+
+class RunFailed(RuntimeError):
+    """A rank ended with an error; the text names it."""
+
+
+def cache_config(config: RunConfig) -> CacheConfig:
+    """The engine's part of a run's configuration."""
+    payloads = [("target", config.layers)]
+    if config.draft_layers:
+        payloads.append(("draft", config.draft_layers))
+    return CacheConfig(
+        page_size=config.page_size,
+        cp_size=config.cp_size,
+        usable_pages=config.device_pages,
+        payloads=tuple(payloads),
+        host_slots=config.host_tokens_per_rank,
+        policy=WritePolicy(config.policy),
+        eviction_policy=config.eviction_policy,
+        reclaim_device_valid=config.reclaim_device_valid,
+        overlap=config.overlap,
+        selective_hits=config.selective_hits,
+        max_deferral_ticks=config.max_deferral_ticks,
+        max_retries=config.max_retries,
+        load_back_threshold=config.load_back_threshold,
+        write_back_short=WriteBackShort(config.write_back_wait),
+    )
+
+
+def kv_shape(config: RunConfig, layers: int) -> KVShape:
+    """Shape of a payload's KV."""
+    components = ("latent",) if config.kv == "mla" else ("k", "v")
+    return KVShape(config.kv, layers, dict.fromkeys(components, config.item_elements), torch.bfloat16)
+
+
+def make_streams(config: RunConfig, rank: int) -> Streams:
+    """Streams of one rank: real threads, or a virtual clock with an order of completion of its own."""
+    if config.streams == "threads":
+        return ThreadStreams()
+    return VirtualStreams(seed=config.seed * 1009 + rank, jitter=JITTER)
+
+
+class CountingReducer:
+    """Counts what goes through a reducer, so that the number of collectives is measured where they are, not where they are meant."""
+
+    def __init__(self, reducer: Reducer) -> None:
+        self._reducer = reducer
+        self.issued = 0
+
+    def issue(self, count: int, first_failed: int) -> None:
+        """See :class:`~cphicache.agree.port.Reducer`."""
+        self.issued += 1
+        self._reducer.issue(count, first_failed)
+
+    def wait(self) -> tuple[int, int]:
+        """See :class:`~cphicache.agree.port.Reducer`."""
+        return self._reducer.wait()
+
+
+class RankWorld:
+    """One rank: pools, transfer, engine, model and scheduler, wired."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        rank: int,
+        requests: list[TraceRequest],
+        reducer: Reducer,
+        *,
+        streams: Streams,
+        faults: CopyFaults | None = None,
+        on_tick: Callable[[Scheduler], None] | None = None,
+        on_done: Callable[[Job], None] | None = None,
+    ) -> None:
+        self.rank = rank
+        self.streams = streams
+        self.checks = 0
+        self.reducer = CountingReducer(reducer)
+        self._on_tick = on_tick
+        engine_config = cache_config(config)
+        layout = CpSharedKVLayout(config.page_size, config.cp_size, rank)
+        slots = layout.physical_pages_total(config.device_pages) * config.page_size
+        shapes = {name: kv_shape(config, layers) for name, layers in engine_config.payloads}
+        self.device_pools = {name: DevicePool(shape, slots) for name, shape in shapes.items()}
+        self.host_pools: dict[str, HostKVPool] = {
+            name: LayerFirstHostPool(shape, config.host_tokens_per_rank, config.page_size) for name, shape in shapes.items()
+        }
+        rate = shapes["target"].layer_bytes / (COMPUTE_US_PER_TOKEN * COPY_OVER_COMPUTE * config.cp_size)
+        self.transfer = RankTransfer(
+            layout, self.device_pools, self.host_pools, streams, d2h_bytes_per_us=rate, h2d_bytes_per_us=rate, faults=faults
+        )
+        self.log_path = _rank_path(config.log, rank, config.cp_size)
+        self.log = _open_log(config, rank, self.log_path)
+        self.cache = CpHiRadixCache(engine_config, self.transfer, self.reducer, self.log)
+        reference = ReferenceKV(config.seed)
+        self.verdict = Verdict()
+        model = ReferenceModel(layout, self.device_pools, streams, reference, self.verdict)
+        self.scheduler = Scheduler(
+            config,
+            self.cache,
+            model,
+            streams,
+            make_jobs(config, requests, reference),
+            on_tick=self._after_tick,
+            on_done=on_done or _ignore,
+        )
+
+    def run(self) -> RankResult:
+        """Serve everything and prove that nothing is left."""
+        try:
+            self.scheduler.run()
+            leaks = len(check_quiet(self._census()))
+        finally:
+            self.streams.close()
+            if self.log is not None:
+                self.log.close()
+        return RankResult(
+            self.rank,
+            self.scheduler.served,
+            self.cache.counters,
+            self.transfer.counters,
+            self.verdict,
+            self.scheduler.tick,
+            self.reducer.issued,
+            self.checks,
+            leaks,
+            self.log_path,
+        )
+
+    def _after_tick(self, scheduler: Scheduler) -> None:
+        if scheduler.tick % CHECK_TICKS == 0:
+            require(self._census())
+            self.checks += 1
+        if self._on_tick is not None:
+            self._on_tick(scheduler)
+
+    def _census(self) -> Any:
+        return take_census(self.cache, self.scheduler.rows, self.transfer.free_slots(), self.rank)
+
+
+def run_world(
+    config: RunConfig,
+    requests: list[TraceRequest],
+    *,
+    on_done: Callable[[Job], None] | None = None,
+    on_tick: Callable[[Scheduler], None] | None = None,
+    streams: StreamsFactory = make_streams,
+    faults: Mapping[int, CopyFaults] | None = None,
+) -> list[RankResult]:
+    """Run all ranks to the end and return their results in rank order.
+
+    ``on_done`` and ``on_tick`` hear of rank 0 only. Raises :class:`RunFailed` with the first error of any rank.
+    """
+    group = InProcessGroup(config.cp_size)
+    results: list[RankResult | None] = [None] * config.cp_size
+    errors: list[tuple[int, BaseException]] = []
+
+    def serve(rank: int) -> None:
+        try:
+            reducer = SingleReducer() if config.cp_size == 1 else group.member(rank)
+            world = RankWorld(
+                config,
+                rank,
+                requests,
+                reducer,
+                streams=streams(config, rank),
+                faults=None if faults is None else faults.get(rank),
+                on_tick=on_tick if rank == 0 else None,
+                on_done=on_done if rank == 0 else None,
+            )
+            results[rank] = world.run()
+        except BaseException as error:  # whatever ends a rank must end the others too, and is raised below
+            errors.append((rank, error))
+            group.break_off(f"rank {rank} ended: {type(error).__name__}: {error}")
+
+    threads = [Thread(target=serve, args=(rank,), name=f"rank{rank}", daemon=True) for rank in range(config.cp_size)]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(0.2)
+    except KeyboardInterrupt:
+        group.break_off("interrupted")
+        raise
+    if errors:
+        rank, error = next((item for item in errors if not isinstance(item[1], GroupBroken)), errors[0])
+        raise RunFailed(f"rank {rank}: {type(error).__name__}: {error}") from error
+    return [result for result in results if result is not None]
+
+
+def _open_log(config: RunConfig, rank: int, path: Path | None) -> EventLog | None:
+    if path is None or config.log_level == "off":
+        return None
+    header = {name: value for name, value in asdict(config).items() if name not in ("log", "out", "json")}
+    header["trace"] = None if config.trace is None else config.trace.name
+    wall_clock = None if config.streams == "virtual" else time.time
+    return EventLog(path, rank=rank, level=Level[config.log_level.upper()], wall_clock=wall_clock, header=header)
+
+
+def _rank_path(path: Path | None, rank: int, cp_size: int) -> Path | None:
+    """``events.jsonl`` of rank 2 of 4 is ``events.rank2.jsonl``."""
+    if path is None or cp_size == 1:
+        return path
+    return path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
+
+
+def _ignore(job: Job) -> None:
+    """Nobody asked."""
