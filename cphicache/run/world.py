@@ -13,7 +13,7 @@ import torch
 
 from cphicache.agree.local import InProcessGroup, SingleReducer
 from cphicache.agree.port import GroupBroken, Reducer
-from cphicache.check.conservation import require, require_quiet
+from cphicache.check.conservation import check_quiet, require
 from cphicache.check.reference import ReferenceKV
 from cphicache.engine import CacheConfig, Counters, CpHiRadixCache, WriteBackShort, WritePolicy
 from cphicache.events import EventLog, Level
