@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cphicache.agree.local import SingleReducer
 from cphicache.check.conservation import Census, require, require_quiet
 from cphicache.engine import CacheConfig, CpHiRadixCache, Match
+from cphicache.engine.records import Backup
 from cphicache.run.census import take_census
 from cphicache.spaces import LogicalPage
+from cphicache.tree import Node
 from tests.engine_fakes import FakeTransfer
 
-Prompt = tuple[tuple[int, ...], int]
-"""Page blocks (equal numbers are equal pages) and the tokens of a last, short page."""
+
+class Prompt(NamedTuple):
+    """``blocks``: whole pages, equal numbers are equal pages; ``tail``: tokens of a last, short page; ``output``: tokens decoded."""
+
+    blocks: tuple[int, ...]
+    tail: int = 0
+    output: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +47,17 @@ class Step:
 
 @dataclass(slots=True)
 class Served:
-    """A request: ``stored`` of its ``tokens`` have KV."""
+    """A request: ``stored`` of its ``tokens`` have KV. ``output`` of them are decoded when the other ones, the prompt, are stored."""
 
     rid: str
     tokens: list[int]
+    output: int
     row: list[LogicalPage]
     stored: int = 0
+
+    @property
+    def prompt_tokens(self) -> list[int]:
+        return self.tokens[: len(self.tokens) - self.output]
 
 
 class Server:
@@ -68,9 +81,9 @@ class Server:
         require(self.census())
 
     def tokens_of(self, prompt: Prompt) -> list[int]:
-        blocks, tail = prompt
         size = self.config.page_size
-        return [block * size + at for block in blocks for at in range(size)] + [1000 + at for at in range(tail)]
+        pages = [block * size + at for block in prompt.blocks for at in range(size)]
+        return pages + [1000 + at for at in range(prompt.tail)] + [2000 + at for at in range(prompt.output)]
 
     # -- whole steps ------------------------------------------------------------------------------------------------------------
     def step(self, step: Step) -> None:
@@ -86,7 +99,7 @@ class Server:
             self.cache.evict(step.evict_tokens)
             self.check()
         for prompt in step.prompts:
-            self.waiting.append(Served(f"r{self._next_rid}", self.tokens_of(prompt), []))
+            self.waiting.append(Served(f"r{self._next_rid}", self.tokens_of(prompt), prompt.output, []))
             self._next_rid += 1
         for request in [request for request in self.waiting if not self.cache.is_waiting(request.rid)]:
             self.admit(request)
@@ -134,7 +147,7 @@ class Server:
     def admit(self, request: Served) -> bool:
         """Match, load back, lock and allocate nothing yet. False: deferred."""
         cache, size = self.cache, self.config.page_size
-        found = cache.prepare(request.rid, cache.key(request.tokens[:-1]), cache.key(request.tokens))
+        found = cache.prepare(request.rid, cache.key(request.prompt_tokens[:-1]), cache.key(request.prompt_tokens))
         self.check()
         if found is None:
             return False
@@ -147,27 +160,30 @@ class Server:
         self.check()
         return True
 
-    def _load(self, request: Served, found: Match) -> tuple[list[LogicalPage], object]:
+    def _load(self, request: Served, found: Match) -> tuple[list[LogicalPage], Node[Backup]]:
         if not found.host_nodes:
             return [], found.device_node
-        extend = len(request.tokens) - len(found.device_pages) * self.config.page_size
+        extend = len(request.prompt_tokens) - len(found.device_pages) * self.config.page_size
         answer = self.cache.load_back(request.rid, found, extend)
         self.check()
         return (answer.pages, found.device_node) if answer.node is None else (answer.pages, answer.node)
 
     def forward(self, step: Step) -> None:
-        """One chunk of every running request that gets pages."""
+        """One chunk of the prompt, or all of the output, of every running request that gets pages."""
         cache = self.cache
         self._batch += 1
         ends: dict[str, int] = {}
         for request in list(self.running.values()):
             if request.rid not in self.running:
                 continue
-            end = min(len(request.tokens), request.stored + step.chunk_tokens)
+            prompt = len(request.prompt_tokens)
+            end = len(request.tokens) if request.stored >= prompt else min(prompt, request.stored + step.chunk_tokens)
             if self._grow(request, end):
                 ends[request.rid] = end
         for rid, end in ends.items():
             request = self.running[rid]
+            if end > len(request.prompt_tokens):
+                continue
             cache.reserve(rid, self._batch, cache.key(request.tokens[:end]), request.row)
             self.check()
         cache.start_loads()
@@ -205,14 +221,15 @@ class Server:
             self.check()
 
     def _result(self, request: Served, end: int) -> None:
-        cache = self.cache
-        more = end < len(request.tokens)
+        cache, prompt = self.cache, len(request.prompt_tokens)
         request.stored = end
-        row = cache.insert_unfinished(request.rid, cache.key(request.tokens[:end]), request.row, chunked=more)
-        if row is not None:
-            request.row[: len(row)] = row
-        self.check()
-        if not more:
+        if end <= prompt:
+            key = cache.key(request.tokens[:end])
+            row = cache.insert_unfinished(request.rid, key, request.row, chunked=end < prompt)
+            if row is not None:
+                request.row[: len(row)] = row
+            self.check()
+        if end == len(request.tokens):
             done = cache.finish(request.rid, cache.key(request.tokens), request.row)
             del self.running[request.rid]
             self.ended[request.rid] = "finished" if done else "parked"

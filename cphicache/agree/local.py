@@ -68,13 +68,13 @@ class InProcessGroup:
         """Element-wise minimum of a round, once every rank has contributed."""
         with self._changed:
             samples = self._rounds[round_number]
-            complete = self._changed.wait_for(lambda: self._broken is not None or None not in samples, self._timeout_s)
-            if None in samples:
-                if self._broken is None and not complete:
-                    missing = [rank for rank, sample in enumerate(samples) if sample is None]
-                    self._broken = f"ranks {missing} did not contribute to reduction {round_number} within {self._timeout_s} s"
-                    self._changed.notify_all()
-                raise GroupBroken(self._broken or "the group is broken")
+            self._changed.wait_for(lambda: self._broken is not None or None not in samples, self._timeout_s)
+            missing = [rank for rank, sample in enumerate(samples) if sample is None]
+            if missing and self._broken is None:
+                self._broken = f"ranks {missing} did not contribute to reduction {round_number} within {self._timeout_s} s"
+                self._changed.notify_all()
+            if self._broken is not None:
+                raise GroupBroken(self._broken)
             present = [sample for sample in samples if sample is not None]
             self._readers_left[round_number] -= 1
             if self._readers_left[round_number] == 0:

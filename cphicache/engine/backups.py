@@ -166,19 +166,6 @@ class Backups:
             record.parent = node.backup
             node.backup.heirs.append(record)
 
-    def bind(self, record: Backup, node: Node[Backup]) -> None:
-        """An extent has become ``node``. What counts from now on is the parent there, which may be another than when it was reserved:
-        somebody else may have inserted meanwhile. Under one that is not backed up the extent is lost (R15)."""
-        parent = None if node.parent is None or node.parent.is_root else node.parent.backup
-        if record.parent is not None:
-            record.parent.heirs.remove(record)
-        record.parent = parent
-        if parent is not None:
-            parent.heirs.append(record)
-        self.fire(record, Trigger.BIND, Input(reason=record.request, target=node))
-        if parent is not None and parent.state in (N, B):
-            self.fire(record, Trigger.PARENT_LOST, Input(reason="bound_under_unbacked_parent"))
-
     def split(self, node: Node[Backup], head_pages: int) -> Node[Backup]:
         """Divide a node that is not pending; returns the new node with its first pages. The object stays as the tail."""
         head = Backup(self._state.new_node_id(), len(self._layers), bound=True, no_need=self._state.no_need)
@@ -451,6 +438,8 @@ class Backups:
         if record.node_id in state.retries:
             head.refused_epoch = record.refused_epoch
             state.retries[head.node_id] = head
+        if record.node_id in state.waiting_for:  # somebody who was woken and has not come yet may want to split either half
+            state.waiting_for[head.node_id] = list(state.waiting_for[record.node_id])
 
     def _count_host_only(self, record: Backup, sign: int) -> None:
         for rank, slots in enumerate(record.need):
@@ -494,16 +483,13 @@ class Backups:
 
     def _unlink(self, record: Backup) -> None:
         """An extent is bound, or gone: it keeps its parent's host copy no longer."""
-        self._release_hold(record)
-        if record.parent is not None:
-            record.parent.heirs.remove(record)
-            record.parent = None
-
-    def _release_hold(self, record: Backup) -> None:
         if record.hold is not None:
             self._state.tree.release_host(*record.hold)
             self._host_eviction.file(record.hold[0])
             record.hold = None
+        if record.parent is not None:
+            record.parent.heirs.remove(record)
+            record.parent = None
 
     # -- load-back ----------------------------------------------------------------------------------------------------------------
     def begin_load(self, record: Backup, given: Input) -> None:
@@ -536,14 +522,14 @@ class Backups:
 
     # -- what follows -------------------------------------------------------------------------------------------------------------
     def commit_children(self, record: Backup) -> None:
-        """See the port. In reservation order, as are all that lose a parent: the order of ``children`` is no part of the state."""
+        """See the port."""
         if record.node is not None:
-            children = [child.backup for child in record.node.children.values() if child.backup.state == L]
-            self._follow.extend((child, Trigger.PARENT_COMMITTED) for child in sorted(children, key=_reservation_order))
+            self._follow.extend(
+                (child.backup, Trigger.PARENT_COMMITTED) for child in record.node.children.values() if child.backup.state == L
+            )
 
     def lose_children(self, record: Backup) -> None:
-        """See the port. An extent that rolls back will not be bound: its parent may lose its host copy, or roll back and go."""
-        self._release_hold(record)
+        """See the port. In reservation order, in which they take numbers and give slots back."""
         children = [] if record.node is None else [child.backup for child in record.node.children.values()]
         pending = [child for child in (*children, *record.heirs) if child.state in (R, L)]
         self._follow.extend((child, Trigger.PARENT_LOST) for child in sorted(pending, key=_reservation_order))

@@ -12,15 +12,16 @@ from collections.abc import Hashable, Sequence
 from cphicache.agree.port import Reducer
 from cphicache.engine.agreement import Agreement
 from cphicache.engine.backups import Backups
+from cphicache.engine.canonical import canonical_state
 from cphicache.engine.config import CacheConfig, WritePolicy
 from cphicache.engine.counters import Counters
 from cphicache.engine.eviction import DeviceEviction, EvictResult
 from cphicache.engine.host_eviction import HostEviction
-from cphicache.engine.image import Image, canonical_state, dump_state, load_state
+from cphicache.engine.image import Image, dump_state, load_state
 from cphicache.engine.inserts import Declined, Inserted, Inserts
 from cphicache.engine.loadback import LoadBacks
 from cphicache.engine.matching import backed_prefix, blocks_split, cut_before_last, match, match_of
-from cphicache.engine.records import Backup, Batch, LoadAnswer, Match, Parked, Refusal, Request, TickReport
+from cphicache.engine.records import Backup, Batch, LoadAnswer, LoadState, Match, Parked, Refusal, Request, TickReport
 from cphicache.engine.state import CacheState, KVEvent
 from cphicache.engine.waiting import Waiting
 from cphicache.events import EventLog, Level, page_hashes
@@ -375,7 +376,10 @@ class CpHiRadixCache:
     def _read_loads(self, request: Request) -> None:
         request.loads = self._loads.readers_of(request.lock)
         for load_id in request.loads:
-            self.state.loads[load_id].readers.add(request.rid)
+            load = self.state.loads[load_id]
+            load.readers.add(request.rid)
+            if load.state is not LoadState.QUEUED:  # it failed since the match was made
+                request.poisoned = True
 
     def _touch(self, nodes: list[Node[Backup]]) -> None:
         self.state.tree.touch(nodes, self.state.now())

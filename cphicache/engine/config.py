@@ -60,6 +60,10 @@ class CacheConfig:
         for name, least in (("selective_hits", 1), ("max_deferral_ticks", 0), ("max_retries", 0), ("load_back_threshold", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} {getattr(self, name)}: give at least {least}")
+        for name, kind in (("policy", WritePolicy), ("write_back_short", WriteBackShort)):
+            if getattr(self, name) not in list(kind):
+                raise ValueError(f"{name} {getattr(self, name)!r}: give one of {', '.join(kind)}")
+            object.__setattr__(self, name, kind(getattr(self, name)))  # a plain name is as good as the member
         self.layout(0)  # page size, cp size and base are checked where they are used
         if self.usable_pages < self.cp_size or self.usable_pages % self.cp_size:
             raise ValueError(f"usable_pages {self.usable_pages}: give a positive multiple of cp_size {self.cp_size}")

@@ -18,8 +18,6 @@ from cphicache.lifecycle import Input, State, Trigger
 from cphicache.spaces.types import LogicalPage
 from cphicache.tree import Node, RadixKey
 
-_ALIVE = (State.RESERVED, State.LAYERS_IN_FLIGHT)
-
 
 class Declined(NamedTuple):
     """Why an insert was not made: the pending node that it would divide, or the load-back that it passes."""
@@ -101,7 +99,7 @@ class Inserts:
     def _settle_duplicates(self, request: Request, matched: int, parent: Node[Backup]) -> None:
         """Reservations for KV that somebody else inserted meanwhile are cut, or given up; what follows them hangs on the tree then."""
         for op in request.ops:
-            if op.state not in _ALIVE or op.start_page >= matched:
+            if op.state not in (State.RESERVED, State.LAYERS_IN_FLIGHT) or op.start_page >= matched:
                 continue
             self._state.counters.duplicate_binds += 1
             if op.end_page <= matched:
@@ -113,20 +111,19 @@ class Inserts:
 
     def _add_nodes(self, request: Request, chain: _Chain, end: int) -> list[Node[Backup]]:
         """Add what is new: one node for each reservation, and one for each stretch without."""
-        alive = [(op, op.start_page, op.end_page) for op in request.ops if op.state in _ALIVE]
+        alive = [op for op in request.ops if op.state in (State.RESERVED, State.LAYERS_IN_FLIGHT)]
         request.ops.clear()
-        for op, op_start, op_end in alive:
-            if op_start < chain.at or op_end > end:
+        for op in alive:
+            if op.state is State.ROLLED_BACK or op.state is State.DEVICE_VALID_HOST_NONE:
+                continue  # lost with the one before it; it may still drain under its id, so its KV gets a node with another
+            if op.start_page < chain.at or op.end_page > end:
                 raise AssertionError(
                     f"insert of {request.rid}: expected an extent in pages {chain.at}..{end}, "
-                    f"found {op_start}..{op_end}: {op.describe()}"
+                    f"found {op.start_page}..{op.end_page}: {op.describe()}"
                 )
-            if op_start > chain.at:
-                self._add(chain, op_start, self._state.new_node_id())
-            if op.state in _ALIVE:
-                self._backups.bind(op, self._add(chain, op_end, op.node_id))
-            else:  # lost with the one before it; its id is in use until it has drained
-                self._add(chain, op_end, self._state.new_node_id())
+            if op.start_page > chain.at:
+                self._add(chain, op.start_page, self._state.new_node_id())
+            self._bind(op, self._add(chain, op.end_page, op.node_id))
         if chain.at < end:
             self._add(chain, end, self._state.new_node_id())
         return chain.created
@@ -138,6 +135,15 @@ class Inserts:
         chain.created.append(node)
         chain.parent, chain.at = node, end
         return node
+
+    def _bind(self, op: Backup, node: Node[Backup]) -> None:
+        parent = node.parent
+        if parent is None:
+            raise AssertionError(f"bind of {op.describe()}: expected a node of the tree, found {node}")
+        self._backups.hang(op, parent)
+        self._backups.fire(op, Trigger.BIND, Input(reason=op.request, target=node))
+        if not parent.is_root and parent.backup.state in (State.DEVICE_VALID_HOST_NONE, State.ROLLED_BACK):
+            self._backups.fire(op, Trigger.PARENT_LOST, Input(reason="bound_under_unbacked_parent"))
 
     def _hit(self, request: Request, path: list[Node[Backup]], key_pages: int) -> None:
         """Count one hit a request and node, and back up what the policy says is worth it, parents first (R19)."""
@@ -152,9 +158,9 @@ class Inserts:
             if stopped or record.state is not State.DEVICE_VALID_HOST_NONE:
                 continue
             if self._is_due(record):
-                stopped = not self._backups.reserve_stored(record, "hit")
-            elif state.config.policy is not WritePolicy.WRITE_BACK:
-                stopped = True
+                self._backups.reserve_stored(record, "hit")  # refused below a refused one, too: so it is tried again after it (R15)
+            elif record.tried_tick < state.tick:
+                stopped = True  # not worth it yet by the policy, nor is what follows
         request.hit_pages = max(request.hit_pages, min(at, key_pages))
 
     def _is_due(self, record: Backup) -> bool:

@@ -65,6 +65,9 @@ class LoadBacks:
         if pages is None:
             evicted = True
             result = self._eviction.evict_for_lanes(lambda: state.alloc.lane_shortage_for_owners(owners))
+            if self._is_unreadable(match.device_node):  # the eviction has waited (R19), and a load-back above failed meanwhile
+                tree.release_host(last, pages_needed)
+                return self._refuse(rid, match, Refusal.LOAD_ABOVE_FAILED)
             pages = state.alloc.alloc_for_owners(owners)
             if pages is None:
                 tree.release_host(last, pages_needed)
@@ -113,7 +116,7 @@ class LoadBacks:
 
     def _refuse(self, rid: str, match: Match, reason: Refusal) -> LoadAnswer:
         self._state.counters.load_refused[reason] += 1
-        if self._log is not None and reason is not Refusal.NOTHING_TO_LOAD:
+        if self._log is not None and reason not in (Refusal.NOTHING_TO_LOAD, Refusal.NO_DEVICE_PAGES):  # the latter has its warning
             self._log.note(
                 self._state.tick, "load_back_refused", request=rid, reason=reason.value, node=match.host_nodes[-1].id,
                 tokens=match.host_hit_tokens,
@@ -160,11 +163,11 @@ class LoadBacks:
         self.undo_drained()
 
     def undo_drained(self) -> None:
-        """Failed load-backs that have drained end when their readers are gone, deepest first."""
+        """Failed load-backs that have drained end when nobody but them locks their nodes any more, deepest first."""
         state = self._state
         for load_id in sorted(state.undoing, reverse=True):
             load = state.loads[load_id]
-            if load.readers or any(self._is_below(other, load) for other in state.loads.values()):
+            if self._nodes(load)[0].lock_ref > 1:  # readers, load-backs below it, a load-back that is making room
                 continue
             state.tree.unlock(load.last)
             for node in reversed(self._nodes(load)):
@@ -201,6 +204,9 @@ class LoadBacks:
                 return True
             node = node.parent
         return False
+
+    def _is_unreadable(self, node: Node[Backup]) -> bool:
+        return any(self._state.loads[load_id].state is not LoadState.QUEUED for load_id in self.readers_of(node))
 
     def readers_of(self, node: Node[Backup]) -> set[int]:
         """Load-backs that whoever reads the prefix ending in ``node`` depends on."""

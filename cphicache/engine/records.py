@@ -23,6 +23,7 @@ class Refusal(StrEnum):
     BELOW_THRESHOLD = "below_threshold"
     OVER_QUOTA = "over_quota"
     NO_DEVICE_PAGES = "no_device_pages"
+    LOAD_ABOVE_FAILED = "load_above_failed"
     NOTHING_TO_LOAD = "nothing_to_load"
 
 

@@ -40,16 +40,16 @@ class Waiting:
     def stop(self, rid: str) -> None:
         """``rid`` waits no longer: it goes on, or has ended."""
         state = self._state
-        waiter = state.waiters.pop(rid, None)
-        if waiter is None:
+        if state.waiters.pop(rid, None) is None:
             return
-        others = state.waiting_for.get(waiter.node_id)
-        if others is None:
-            return
-        others.remove(rid)
-        if not others:
-            del state.waiting_for[waiter.node_id]
-            record = state.retries.get(waiter.node_id)
+        # Its node may have been divided since: then it waits for the halves.
+        for node_id in [node_id for node_id, rids in state.waiting_for.items() if rid in rids]:
+            others = state.waiting_for[node_id]
+            others.remove(rid)
+            if others:
+                continue
+            del state.waiting_for[node_id]
+            record = state.retries.get(node_id)
             if record is not None:
                 record.refused_epoch = -1  # it was not to be reserved while somebody waited to split it
                 state.retried_epoch = -1

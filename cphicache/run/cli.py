@@ -52,7 +52,31 @@ class _Failure(click.ClickException):
         click.echo(f"cphicache: {self.format_message()}", err=True)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _OneLineCommand(click.Command):
+    """What cannot be parsed is unusable input like any other: one line, without the usage that click adds."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """As click does."""
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except click.UsageError as error:
+            raise _Failure(error.format_message()) from error
+
+
+class _OneLineGroup(click.Group):
+    command_class = _OneLineCommand
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            raise _Failure(error.format_message()) from error
+
+
+@click.group(cls=_OneLineGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="cphicache")
 def main() -> None:
     """Backs up the KV cache of an LLM server from device to host, layer by layer, as an explicit state machine per radix node."""
@@ -122,11 +146,14 @@ def serve(options: dict[str, Any], *, bare: bool) -> int:
 
     torch.set_num_threads(1)  # several ranks share the cores; ours is the process
     console = Console(stderr=True)
-    try:
-        if config.out is not None:
+    if config.out is not None:
+        try:
             config.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _Failure(f"--out {config.out}: cannot be made ({error.strerror or error}); give a folder that can") from error
+    try:
         requests = load_requests(config)
-    except (TraceError, OSError) as error:
+    except TraceError as error:
         raise _Failure(str(error)) from error
     if config.host_smaller_than_device and not config.reclaim_device_valid:
         console.print(

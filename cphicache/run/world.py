@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import torch
@@ -171,9 +172,11 @@ class RankWorld:
             self.scheduler.run()
             leaks = len(check_quiet(self._census()))
         finally:
-            self.streams.close()
-            if self.log is not None:
-                self.log.close()
+            try:
+                self.streams.close()
+            finally:
+                if self.log is not None:
+                    self.log.close()
         return RankResult(
             self.rank,
             self.scheduler.served,
@@ -209,11 +212,19 @@ def run_world(
 ) -> list[RankResult]:
     """Run all ranks to the end and return their results in rank order.
 
-    ``on_done`` and ``on_tick`` hear of rank 0 only. Raises :class:`RunFailed` with the first error of any rank.
+    ``on_done`` and ``on_tick`` hear of rank 0 only. Raises :class:`RunFailed` with the first error of any rank. An interrupt ends every
+    rank after its tick, and is raised when all have ended: their logs are whole lines, and closed.
     """
     group = InProcessGroup(config.cp_size)
+    interrupted = Event()
     results: list[RankResult | None] = [None] * config.cp_size
     errors: list[tuple[int, BaseException]] = []
+
+    def after_tick(rank: int, scheduler: Scheduler) -> None:
+        if interrupted.is_set():
+            raise GroupBroken("interrupted")
+        if rank == 0 and on_tick is not None:
+            on_tick(scheduler)
 
     def serve(rank: int) -> None:
         try:
@@ -225,7 +236,7 @@ def run_world(
                 reducer,
                 streams=streams(config, rank),
                 faults=None if faults is None else faults.get(rank),
-                on_tick=on_tick if rank == 0 else None,
+                on_tick=partial(after_tick, rank),
                 on_done=on_done if rank == 0 else None,
             )
             results[rank] = world.run()
@@ -241,7 +252,10 @@ def run_world(
             while thread.is_alive():
                 thread.join(0.2)
     except KeyboardInterrupt:
+        interrupted.set()
         group.break_off("interrupted")
+        for thread in threads:
+            thread.join()
         raise
     if errors:
         rank, error = next((item for item in errors if not isinstance(item[1], GroupBroken)), errors[0])

@@ -56,9 +56,9 @@ class SmallScheduler:
 
     STEPS = ("tick", "admit", "chunk", "forward", "results", "finish", "abort", "evict", "copy_fails", "no_slots", "reset", "flush")
 
-    def __init__(self, config: CacheConfig) -> None:
+    def __init__(self, config: CacheConfig, local: FakeTransfer | None = None) -> None:
         self.config = config
-        self.local = FakeTransfer(config)
+        self.local = FakeTransfer(config) if local is None else local
         self.local.hold()
         self.reducer = Loopback()
         self.cache = CpHiRadixCache(config, self.local, self.reducer)
@@ -158,7 +158,7 @@ class SmallScheduler:
             self.cache.end_payload(self.batch_id, payload)
         self.cache.end_forward(self.batch_id)
         self.batch_id += 1
-        answers = []
+        answers: list[Any] = []
         for rid in self.batch:
             request = self.running[rid]
             if self._is_whole(request) and arg % 2:

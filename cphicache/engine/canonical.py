@@ -1,0 +1,178 @@
+"""The engine's state in canonical form, for comparing states: what a later decision can depend on, in relative numbers.
+
+Taken between two calls of the cache, as an image is: inside a call, work may be queued that is part of neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+
+from cphicache.engine.config import WritePolicy
+from cphicache.engine.records import Backup, Batch, Load, Request, Waiter
+from cphicache.engine.state import CacheState
+from cphicache.lifecycle import State
+from cphicache.tree import Node
+
+
+def canonical_state(state: CacheState) -> Hashable:
+    """Equal for two states that behave alike from here on, whatever came before.
+
+    What is kept is what a later decision, or this rank's next sample, can depend on. Names that the caller gave (requests, batches)
+    and logical pages stay as they are, since the caller uses them again.
+    """
+    return _Canonical(state).form()
+
+
+class _Canonical:
+    """Absolute numbers become relative ones:
+
+    * node ids: positions in the tree; extents without a node: their rank among the pending by reservation order. A new id is larger
+      than all others and no decision compares ids (nodes of one access time, which tie by id, lie on one path and never compete);
+    * numbers: by distance from ``resolved``. Numbered operations are exactly ``resolved <= number < next_number``, so the list of them
+      in order says all; a number that has been agreed is never looked at again;
+    * generations, orders, loads, producers: ranks among those alive. The next one is larger than all of them;
+    * ticks: deadlines as ticks that are left (0 once they are over), ``tried_tick`` as "in this tick";
+    * epochs: whether slots were freed since, which is all that is asked of them.
+
+    Left out, because no decision reads them: counters and KV events (reports); ``clock`` (only the ranks of its values count, and the
+    next value is the largest); ``refused_tick``, ``stored_tick``, ``queued_tick``, ``request`` of a backup, ``tokens`` of a load
+    and ``confirmed`` (log and counters; ``done_here`` says that copies have ended); ``wasted_pages`` (``wasted_need`` is what is
+    given back); ``retrying`` (written right before it is read, in the same call); ``heirs`` (the other end of ``parent``, in
+    reservation order); ``bound`` (true exactly when there is a node). The configuration is equal on both sides.
+    """
+
+    def __init__(self, state: CacheState) -> None:
+        self._state = state
+        self._positions = state.tree.positions()
+        self._in_order = sorted(state.pending.values(), key=lambda record: record.order)
+        self._orders = {record.node_id: rank for rank, record in enumerate(self._in_order)}
+        self._generations = _ranks(record.generation for record in self._in_order)
+        self._loads = _ranks(state.loads)
+        self._producers = _ranks(load.producer for load in state.loads.values() if load.producer is not None)
+        config = state.config
+        self._hits_read = config.selective_hits if config.policy is WritePolicy.WRITE_THROUGH_SELECTIVE else 0
+        self._awaited: dict[str, list[int]] = {}
+        for node_id, rids in state.waiting_for.items():
+            for rid in rids:
+                if node_id in self._positions:
+                    self._awaited.setdefault(rid, []).append(self._positions[node_id])
+
+    def form(self) -> Hashable:
+        state = self._state
+        return (
+            state.tree.canonical(self._node_form),
+            state.alloc.canonical(),
+            state.ledger.canonical(),
+            tuple(state.host_only_need),
+            tuple(self._extent_form(record) for record in self._in_order if record.node is None),
+            tuple(
+                ("load", self._loads[operation.load_id]) if isinstance(operation, Load) else self._name(operation)
+                for operation in state.numbered.values()
+            ),
+            state.outstanding,
+            tuple(self._load_form(load) for load in state.loads.values()),
+            tuple(sorted(self._loads[load_id] for load_id in state.undoing)),
+            # In the order of admission: so the poisoned are reported, and parked inserts are made.
+            tuple(self._request_form(request) for request in state.requests.values()),
+            tuple(
+                (parked.rid, parked.key, tuple(parked.row), self._ticks_left(parked.deadline_tick))
+                for parked in state.parked.values()
+            ),
+            # Batches and waiters are only ever looked up by name.
+            tuple(self._batch_form(batch) for _, batch in sorted(state.batches.items())),
+            tuple(self._waiter_form(waiter) for _, waiter in sorted(state.waiters.items())),
+            # In the order of refusal, in which they are tried again.
+            tuple((self._name(record), record.refused_epoch < state.ledger.freed_epoch) for record in state.retries.values()),
+            state.retried_epoch == state.ledger.freed_epoch,
+        )
+
+    def _name(self, record: Backup) -> Hashable:
+        """A position in the tree, a rank among the pending, or None: it has ended without a node, or its node was removed."""
+        if record.node is not None:
+            alive = self._state.tree.find(record.node_id) is record.node
+            return self._positions[record.node_id] if alive else None
+        rank = self._orders.get(record.node_id)
+        return None if rank is None else ("extent", rank)
+
+    def _ticks_left(self, deadline_tick: int) -> int:
+        return max(deadline_tick - self._state.tick, 0)
+
+    def _node_form(self, node: Node[Backup]) -> Hashable:
+        record = node.backup
+        loading = None if node.loading is None else self._loads[node.loading]
+        tried = record.tried_tick >= self._state.tick
+        always = (str(record.state), min(record.hits, self._hits_read), record.retries, tried, loading)
+        if record.node_id in self._orders:
+            return (*always, self._operation_form(record))
+        if record.state is State.COMMITTED:
+            return (*always, record.owners, record.need)
+        return always  # what a node without host copy or operation still holds is overwritten before it is read
+
+    def _extent_form(self, record: Backup) -> Hashable:
+        """A reservation without a node: where it lies in its request, too. It was tried once, and is not hit or tried again."""
+        parent = (self._name(record.parent),) if record.parent is not None else ()
+        hold = None if record.hold is None else (self._positions[record.hold[0].id], record.hold[1])
+        return str(record.state), record.start_page, parent, hold, self._operation_form(record)
+
+    def _operation_form(self, record: Backup) -> Hashable:
+        number = None if record.number is None or record.agreed else record.number - self._state.resolved
+        return (
+            self._orders[record.node_id],
+            self._generations[record.generation],
+            number,
+            record.agreed,
+            tuple(record.submitted),
+            record.done_here,
+            record.failed_here,
+            record.void,
+            tuple(record.pages),
+            record.owners,
+            record.need,
+            record.wasted_need,
+        )
+
+    def _load_form(self, load: Load) -> Hashable:
+        return (
+            self._positions[load.last.id],
+            load.pages,
+            None if load.producer is None else self._producers[load.producer],
+            str(load.state),
+            load.doomed,
+            load.failed_here,
+            load.done_here,
+            tuple(sorted(load.readers)),
+        )
+
+    def _request_form(self, request: Request) -> Hashable:
+        # Of the reservations that have ended, only the last one counts: the next may not follow it.
+        ended = [op.end_page for op in request.ops[-1:] if self._name(op) is None]
+        return (
+            request.rid,
+            self._positions[request.lock.id],
+            request.protected_pages,
+            request.hit_pages,
+            self._alive(request.ops),
+            tuple(ended),
+            tuple(sorted(self._loads[load_id] for load_id in request.loads)),
+            request.poisoned,
+        )
+
+    def _batch_form(self, batch: Batch) -> Hashable:
+        return batch.batch_id, self._alive(batch.ops), tuple(sorted(set(batch.readers)))
+
+    def _alive(self, records: Iterable[Backup]) -> tuple[Hashable, ...]:
+        """Names of those that have not ended: an extent that has is passed over by everybody."""
+        return tuple(name for record in records if (name := self._name(record)) is not None)
+
+    def _waiter_form(self, waiter: Waiter) -> Hashable:
+        return (
+            waiter.rid,
+            self._positions.get(waiter.node_id),
+            self._ticks_left(waiter.deadline_tick),
+            waiter.woken,
+            tuple(sorted(self._awaited.get(waiter.rid, ()))),
+        )
+
+
+def _ranks(values: Iterable[int]) -> dict[int, int]:
+    return {value: rank for rank, value in enumerate(sorted(set(values)))}

@@ -1,0 +1,253 @@
+"""When a node is backed up: at its insert, at its second hit, or when it is evicted from the device (R19)."""
+
+from __future__ import annotations
+
+import pytest
+
+from cphicache.engine import WriteBackShort
+from tests.engine.rig import C, L, N, R, Rig
+
+
+def attempts(rig: Rig) -> int:
+    """Reservations that were tried."""
+    return len(rig.events("step", trigger="reserve"))
+
+
+def hits(rig: Rig, *texts: str) -> list[int]:
+    return [rig.node(text).backup.hits for text in texts]
+
+
+def continue_with(rig: Rig, rid: str, text: str) -> None:
+    """A running request goes on with tokens that no reservation covers, as decoding does."""
+    rig.prompts[rid].tokens += rig.tokens(text)
+    rig.grow(rid)
+
+
+# -- write_through ------------------------------------------------------------------------------------------------------------------
+def test_write_through_the_insert_is_hit_one() -> None:
+    """R19: what was stored without a reservation (decoded tokens) is backed up by the insert that brings it into the tree."""
+    rig = Rig()
+    rig.begin("r1", "ab")
+    rig.chunk("r1")
+    rig.forward()
+    rig.insert("r1")
+    continue_with(rig, "r1", "cd")
+    assert attempts(rig) == 1
+    rig.finish("r1")
+    assert (attempts(rig), hits(rig, "ab", "abcd")) == (2, [1, 1])
+    rig.settle()
+    assert rig.states("ab", "abcd") == [C, C]
+    rig.rest()
+
+
+@pytest.mark.parametrize("stage", ["reserved", "in_flight", "committed"])
+def test_a_hit_on_a_pending_or_committed_node_starts_nothing(stage: str) -> None:
+    """R19: it raises the hit count and that is all; in RESERVED, LAYERS_IN_FLIGHT and COMMITTED alike."""
+    rig = Rig()
+    rig.hold(stage != "committed")
+    rig.begin("r1", "ab")
+    rig.chunk("r1")
+    rig.insert("r1", chunked=True)
+    if stage != "reserved":
+        rig.forward()
+        rig.settle() if stage == "committed" else rig.tick()
+    rig.insert("r1")
+    state = {"reserved": R, "in_flight": L, "committed": C}[stage]
+    assert (rig.state("ab"), hits(rig, "ab")) == (state, [1])
+    before = attempts(rig), [len(side.transfer.called("reserve")) for side in rig.sides], rig.free_slots()
+    for rid in ("r2", "r3"):
+        rig.begin(rid, "ab")
+        rig.grow(rid)
+        rig.insert(rid)
+    assert (rig.state("ab"), hits(rig, "ab")) == (state, [3])
+    assert (attempts(rig), [len(side.transfer.called("reserve")) for side in rig.sides], rig.free_slots()) == before
+    rig.rest()
+
+
+# -- write_through_selective ----------------------------------------------------------------------------------------------------------
+def test_selective_backs_up_on_the_second_request() -> None:
+    """R19: two hits of different requests: the shared prefix is divided off and backed up, what only one has asked for is not."""
+    rig = Rig(policy="write_through_selective")
+    rig.serve("r1", "abcd")
+    assert (rig.state("abcd"), hits(rig, "abcd"), attempts(rig)) == (N, [1], 0)
+    rig.serve("r2", "abef")
+    assert hits(rig, "ab", "abcd", "abef") == [2, 1, 1]
+    assert rig.states("ab", "abcd", "abef") == [L, N, N]
+    rig.settle()
+    assert rig.states("ab", "abcd", "abef") == [C, N, N]
+    rig.serve("r3", "abcd")
+    rig.settle()
+    assert rig.states("ab", "abcd", "abef") == [C, C, N]
+    rig.rest()
+
+
+def test_selective_counts_the_whole_path_of_a_hit() -> None:
+    """R19: the second request hits every node of its prefix, which are backed up together, parents first."""
+    rig = Rig(policy="write_through_selective")
+    rig.begin("r1", "abcdef")
+    for upto in (4, 8, 12):
+        rig.chunk("r1", upto)
+        rig.forward()
+        rig.insert("r1", chunked=upto < 12)
+    rig.finish("r1")
+    assert (hits(rig, "ab", "abcd", "abcdef"), attempts(rig)) == ([1, 1, 1], 0)
+    rig.serve("r2", "abcdef")
+    assert hits(rig, "ab", "abcd", "abcdef") == [2, 2, 2]
+    numbers = [rig.node(text).backup.number for text in ("ab", "abcd", "abcdef")]
+    assert numbers == [0, 1, 2]
+    rig.rest()
+
+
+def test_one_request_hits_a_node_once() -> None:
+    """R19: chunk inserts are not hits, and inserting a longer key again does not count the same prefix twice."""
+    rig = Rig(policy="write_through_selective")
+    rig.begin("r1", "abcd")
+    rig.chunk("r1", 4)
+    rig.forward()
+    rig.insert("r1", chunked=True)
+    assert hits(rig, "ab") == [0]
+    rig.chunk("r1")
+    rig.forward()
+    rig.insert("r1")
+    assert hits(rig, "ab", "abcd") == [1, 1]
+    continue_with(rig, "r1", "ef")
+    rig.insert("r1")
+    continue_with(rig, "r1", "gh")
+    rig.finish("r1")
+    assert hits(rig, "ab", "abcd", "abcdef", "abcdefgh") == [1, 1, 1, 1]
+    assert attempts(rig) == 0
+    rig.rest()
+
+
+def test_chunk_inserts_are_no_hits_and_the_prompt_is_backed_up_whole() -> None:
+    """R19: under write_through each chunk is reserved before its forward, and the nodes have one hit at the end, from the last insert."""
+    rig = Rig()
+    rig.begin("r1", "abcdef")
+    for upto, counted in ((4, 0), (8, 0), (12, 1)):
+        rig.chunk("r1", upto)
+        rig.forward()
+        rig.insert("r1", chunked=upto < 12)
+        assert hits(rig, "ab") == [counted]
+    rig.finish("r1")
+    assert hits(rig, "ab", "abcd", "abcdef") == [1, 1, 1]
+    rig.settle()
+    assert rig.states("ab", "abcd", "abcdef") == [C, C, C]
+    assert attempts(rig) == 3
+    rig.rest()
+
+
+# -- write_back -------------------------------------------------------------------------------------------------------------------------
+def evict(rig: Rig, tokens: int) -> list[tuple[int, int]]:
+    """(evicted, dropped) tokens on each rank. In threads: an eviction under write_back may wait for all ranks."""
+    found: dict[int, tuple[int, int]] = {}
+
+    def one(rank: int, evicted: int, dropped: int) -> None:
+        found[rank] = evicted, dropped
+
+    def run(side: object) -> None:
+        for each in rig.sides:
+            if each is side:
+                result = each.cache.evict(tokens)
+                one(each.rank, result.num_tokens_evicted, result.num_tokens_dropped)
+
+    rig.together(run)
+    return [found[side.rank] for side in rig.sides]
+
+
+def test_write_back_starts_nothing_before_an_eviction() -> None:
+    """R19: neither inserts nor hits back anything up; an eviction does, waits for it in drain rounds, and drops nothing. Drain rounds
+    are counted apart from the reduction of a tick."""
+    rig = Rig(policy="write_back")
+    rig.hold()
+    for rid in ("r1", "r2", "r3"):
+        rig.serve(rid, "abcd")
+    assert (rig.state("abcd"), attempts(rig), hits(rig, "abcd")) == (N, 0, [3])
+    rig.tick(3)
+    assert evict(rig, 8) == [(8, 0), (8, 0)]
+    found = rig.match("abcd")
+    assert (found.device_pages, found.host_hit_tokens) == ([], 8)
+    counters = rig.cache.counters
+    assert (counters.write_back_waits, counters.drain_reductions, counters.reductions) == (1, 1, 0)
+    (noted,) = rig.events("write_back_wait")
+    assert noted["nodes"] == [rig.node("abcd").id]
+    rig.rest()
+
+
+def test_write_back_backs_up_the_prefix_of_a_victim() -> None:
+    """R15, R19: an eviction that takes only the end of a chain backs its ancestors up, too, parents first."""
+    rig = Rig(policy="write_back")
+    rig.serve("r1", "ab")
+    rig.serve("r2", "abcd")
+    assert evict(rig, 4) == [(4, 0), (4, 0)]
+    assert rig.node("abcd").pages is None
+    assert rig.node("ab").pages is not None
+    rig.settle()
+    assert rig.states("ab", "abcd") == [C, C]
+    rig.rest()
+
+
+def test_write_back_takes_backed_up_nodes_first() -> None:
+    """R19: a node with a host copy goes before an older one without; the older one is backed up for the next eviction, keeps its device
+    pages and one hold until then, and nobody waits."""
+    rig = Rig(policy="write_back")
+    rig.serve("r0", "wx")
+    evict(rig, 4)
+    rig.begin("old", "ab")
+    rig.chunk("old")
+    rig.forward()
+    rig.finish("old")
+    rig.serve("r1", "wxyz")  # brings wx back, adds yz
+    rig.settle()
+    assert rig.states("wx", "ab", "wxyz") == [C, N, N]
+    rig.abort("none")
+    evict(rig, 4)
+    waits = rig.cache.counters.write_back_waits
+    rig.settle()
+    assert rig.states("ab", "wxyz") == [C, C]
+    assert waits <= 2
+    rig.rest()
+
+
+@pytest.mark.parametrize("short", list(WriteBackShort))
+def test_an_eviction_that_is_short_waits_or_drops(short: WriteBackShort) -> None:
+    """R19: with no backed-up node to take: wait for the backups, or drop the nodes now, by config."""
+    rig = Rig(policy="write_back", write_back_short=short)
+    rig.hold()
+    rig.serve("r1", "ab")
+    rig.serve("r2", "cd")
+    dropped = 4 if short is WriteBackShort.DROP else 0
+    assert evict(rig, 4) == [(4, dropped)] * 2
+    counters = rig.cache.counters
+    assert (counters.write_back_waits, counters.drain_reductions) == ((0, 0) if dropped else (1, 1))
+    assert rig.has("ab") is (dropped == 0)
+    assert rig.state("cd") is (L if dropped else N)  # dropping, the next victim is backed up ahead
+    rig.rest()
+
+
+def test_a_victim_whose_backup_fails_or_is_refused_goes_without() -> None:
+    """R19, R22: a wait ends also when the copy fails on some rank, or when there are no host slots: the pages are needed."""
+    rig = Rig(policy="write_back", host_slots=4)
+    rig.serve("r1", "ab")
+    rig.local(1).fail_copy_next = True
+    assert evict(rig, 4) == [(4, 4), (4, 4)]
+    assert not rig.has("ab")
+    rig.serve("r2", "stuvwxyz")  # more than the host pool has
+    assert evict(rig, 16) == [(16, 16), (16, 16)]
+    assert rig.free_slots() == [4, 4]
+    rig.rest()
+
+
+def test_a_written_back_node_keeps_its_pages_and_one_hold_until_commit() -> None:
+    """R19: while its copy is in flight it is locked once and a device hit; committed, it can be evicted without a drop."""
+    rig = Rig(policy="write_back", write_back_short="drop")
+    rig.hold()
+    rig.serve("r1", "ab")
+    rig.serve("r2", "cd")
+    evict(rig, 4)
+    assert (rig.state("cd"), rig.node("cd").lock_ref, len(rig.match("cd").device_pages)) == (L, 1, 2)
+    assert evict(rig, 4) == [(0, 0), (0, 0)]
+    rig.finish_all()
+    rig.tick(2)
+    assert (rig.state("cd"), rig.node("cd").lock_ref) == (C, 0)
+    assert evict(rig, 4) == [(4, 0), (4, 0)]
+    rig.rest()

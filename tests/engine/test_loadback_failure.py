@@ -1,0 +1,353 @@
+"""Load-backs that fail on one rank: what is kept, for how long, and what becomes of those who read them (R25, R22)."""
+
+from __future__ import annotations
+
+import pytest
+
+from cphicache.engine import Refusal, WriteBackShort, WritePolicy
+from cphicache.engine.records import LoadState
+from cphicache.lifecycle import State
+from tests.engine.rig import Rig
+from tests.engine.rig_extra import ALL_TOKENS, ask_load, host_only_slots, kv_events, load_of, to_host
+
+N, L, C, B = State.DEVICE_VALID_HOST_NONE, State.LAYERS_IN_FLIGHT, State.COMMITTED, State.ROLLED_BACK
+
+
+def begin_load(rig: Rig, rid: str = "reads", text: str = "abcdx") -> None:
+    """A request whose prefix is being loaded, in the forward that reads it."""
+    rig.hold()
+    assert rig.begin(rid, text)
+    rig.chunk(rid)
+    rig.start_loads()
+
+
+def end_copies(rig: Rig, load_id: int, *ranks: int) -> None:
+    """The copies of a load-back have ended on these ranks (all)."""
+    for side in rig.sides:
+        if (not ranks or side.rank in ranks) and load_id in side.transfer.in_flight():
+            side.transfer.finish(load_id)
+
+
+def fail_load(rig: Rig, load_id: int, rank: int) -> None:
+    """A load-back fails on one rank while the others' copies, and the rest of that rank's, go on."""
+    rig.local(rank).fail(load_id, drained=False)
+
+
+def loads_again(rig: Rig, text: str) -> None:
+    """The chain is host-only once more, and loads when it is asked for again."""
+    rig.hold(False)
+    assert rig.node(text).pages is None
+    assert rig.state(text) is C
+    answer = ask_load(rig, "again", text)
+    assert len(answer.pages) == len(text)
+    rig.start_loads()
+    rig.settle()
+    assert rig.node(text).loading is None
+    assert rig.match(text).device_pages == answer.pages
+
+
+def test_a_failure_on_one_rank_changes_nothing_before_it_is_agreed() -> None:
+    """R22, R25: a load-back that fails on one rank goes on as if it had not, until the sample that says so is applied on all ranks."""
+    rig = Rig()
+    to_host(rig, "abcd")
+    begin_load(rig)
+    before = [side.census().loads for side in rig.sides]
+    fail_load(rig, 1, 1)
+    rig.tick()
+    assert [side.census().loads for side in rig.sides] == before
+    assert load_of(rig, 1).state is LoadState.QUEUED
+    assert rig.match("abcd").device_pages == rig.row("reads")[:4]
+    assert rig.tick().poisoned == ["reads"]
+    assert load_of(rig, 1).state is LoadState.FAILED
+    rig.finish_all()
+    rig.rest()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("drains", ["before the reader goes", "after the reader has gone"])
+def test_pages_and_lock_are_kept_to_the_agreed_drain(rank: int, drains: str) -> None:
+    """R25: a failed load keeps its pages, lock and pins until every rank has drained and its readers are gone; nobody new may read it,
+    nothing of its readers is inserted, their backups roll back; then the nodes are host-only again and can be loaded again."""
+    rig = Rig()
+    to_host(rig, "abcd")
+    begin_load(rig)
+    rig.forward()
+    op, node = rig.op("reads"), rig.node("abcd")
+    fail_load(rig, 1, rank)
+    rig.tick()
+    assert rig.tick().poisoned == ["reads"]
+    assert (node.lock_ref, node.host_ref, node.loading, len(node.pages or ())) == (2, 2, 1, 4), "load and reader; load and extent"
+    assert (rig.match("abcd").device_pages, rig.match("abcd").host_nodes) == ([], [])
+    assert rig.insert("reads") is None
+    if drains == "before the reader goes":
+        end_copies(rig, 1)
+        rig.tick(2)
+        assert load_of(rig, 1).state is LoadState.DRAINED
+        assert node.pages is not None, "the reader may still read"
+        assert rig.tick().poisoned == ["reads"], "said again until it is done"
+        rig.abort("reads", "load_failed")
+    else:
+        rig.abort("reads", "load_failed")
+        assert node.lock_ref == 1
+        rig.tick(2)
+        assert node.pages is not None, "copies may still write"
+        end_copies(rig, 1)
+        rig.tick(2)
+    assert not rig.cache.state.loads
+    assert (node.lock_ref, node.host_ref, node.loading, node.pages) == (0, 0, None, None)
+    assert op.state is B
+    assert not rig.has("abcdx")
+    rig.finish_all()
+    rig.settle()
+    assert op.state is N
+    assert host_only_slots(rig) == [4, 4]
+    assert rig.cache.counters.load_backs_failed == 1
+    loads_again(rig, "abcd")
+    rig.rest()
+
+
+def test_one_rank_may_not_have_drained_when_all_others_have() -> None:
+    """R25, R14: the drain that frees the pages is the agreed one: as long as one rank's copies run, every rank keeps them."""
+    rig = Rig(cp_size=4)
+    to_host(rig, "abcd")
+    begin_load(rig)
+    fail_load(rig, 1, 2)
+    rig.tick(2)
+    rig.abort("reads")
+    end_copies(rig, 1, 0, 1, 2)
+    rig.tick(3)
+    assert rig.node("abcd").pages is not None
+    end_copies(rig, 1, 3)
+    rig.tick(2)
+    assert rig.node("abcd").pages is None
+    rig.end_forward()
+    loads_again(rig, "abcd")
+    rig.rest()
+
+
+def test_several_readers_are_all_poisoned_and_others_are_not() -> None:
+    """R25: all requests that were admitted on the failed load are reported, each until it has gone; requests that read nothing of it
+    go on, those on other nodes as well as those that come after."""
+    rig = Rig()
+    to_host(rig, "abcd", "pq")
+    rig.hold()
+    for rid, text in {"one": "abcdx", "two": "abz", "other": "pqx", "new": "mn"}.items():
+        assert rig.begin(rid, text)
+        rig.chunk(rid)
+    rig.start_loads()
+    rig.forward()
+    fail_load(rig, 1, 0)
+    rig.tick()
+    assert rig.tick().poisoned == ["one", "two"]
+    rig.abort("one")
+    assert rig.tick().poisoned == ["two"]
+    end_copies(rig, 1)
+    rig.tick(2)
+    assert load_of(rig, 1).state is LoadState.DRAINED
+    assert rig.begin("late", "abcd")
+    assert rig.row("late") == []
+    rig.abort("two")
+    assert rig.node("abcd").pages is None
+    rig.finish_all()
+    rig.settle()
+    assert rig.finish("other")
+    assert rig.finish("new")
+    assert rig.tick().poisoned == []
+    rig.rest()
+
+
+def test_a_parked_reader_is_dropped() -> None:
+    """R25, R17: a finished request that read a failed load is dropped with the reason in the tick in which that is agreed; its pages
+    are free and nothing of it is inserted."""
+    rig = Rig()
+    to_host(rig, "abcd")
+    begin_load(rig)
+    rig.forward()
+    op = rig.op("reads")
+    assert not rig.finish("reads")
+    fail_load(rig, 1, 1)
+    rig.tick()
+    report = rig.tick()
+    assert (report.dropped, report.poisoned) == (["reads"], [])
+    assert [e["reason"] for e in rig.events("parked_dropped")] == ["load_failed"]
+    assert op.state is B
+    rig.finish_all()
+    rig.settle()
+    assert not rig.has("abcdx")
+    assert rig.cache.available_size() == rig.config.usable_pages * 2
+    loads_again(rig, "abcd")
+    rig.rest()
+
+
+def test_a_poisoned_request_reserves_nothing_more() -> None:
+    """R25: a request that has read a failed load is not backed up any further: its next chunk reserves nothing."""
+    rig = Rig()
+    to_host(rig, "abcd")
+    rig.hold()
+    assert rig.begin("reads", "abcdxyz")
+    rig.chunk("reads", upto=10)
+    rig.start_loads()
+    rig.forward()
+    assert rig.insert("reads", chunked=True) is None
+    fail_load(rig, 1, 1)
+    rig.tick(2)
+    before = rig.cache.counters.reserved
+    assert rig.chunk("reads")
+    assert rig.cache.counters.reserved == before
+    rig.end_forward()
+    rig.abort("reads")
+    rig.finish_all()
+    rig.settle()
+    rig.rest()
+
+
+@pytest.mark.parametrize("first", ["upper", "lower"])
+def test_a_load_below_a_failed_one_is_doomed(first: str) -> None:
+    """R25: a load that hangs on a failed one ends as well, whether its own copies have ended before or after: its readers are poisoned,
+    its nodes are host-only again, children before parents, and all of the chain can be loaded again."""
+    rig = Rig()
+    to_host(rig, "ab", "abcd")
+    rig.hold()
+    assert rig.begin("upper", "abx")
+    rig.chunk("upper")
+    rig.start_loads()
+    rig.forward()
+    assert rig.begin("lower", "abcdy")
+    rig.chunk("lower")
+    rig.start_loads()
+    rig.forward()
+    for rid in ("upper", "lower"):
+        rig.finish_copies(rig.op(rid).key)
+    if first == "lower":
+        end_copies(rig, 2)
+    fail_load(rig, 1, 1)
+    rig.tick()
+    assert rig.tick().poisoned == ["upper", "lower"], "the lower one reads the upper load, too"
+    assert load_of(rig, 2).doomed
+    assert rig.match("abcd").device_pages == []
+    assert rig.insert("lower") is None
+    rig.abort("upper")
+    end_copies(rig, 1)
+    rig.tick(3)
+    if first == "upper":
+        rig.abort("lower")
+        assert load_of(rig, 1).state is LoadState.DRAINED, "kept for the one below"
+        kv_events(rig)
+        end_copies(rig, 2)
+        rig.tick(2)
+    else:
+        assert [load_of(rig, load).state for load in (1, 2)] == [LoadState.DRAINED] * 2, "kept for the reader"
+        kv_events(rig)
+        rig.abort("lower")
+    assert not rig.cache.state.loads
+    dropped = [node for stored, medium, node, _ in kv_events(rig) if (stored, medium) == (False, "device")]
+    assert dropped == [rig.node("abcd").id, rig.node("ab").id]
+    rig.finish_all()
+    rig.settle()
+    assert rig.cache.counters.load_backs_failed == 2
+    loads_again(rig, "abcd")
+    rig.rest()
+
+
+def test_both_loads_may_fail() -> None:
+    """R25, R21: two loads in one chain fail on different ranks: each is agreed in its turn, and all of it is host-only again."""
+    rig = Rig()
+    to_host(rig, "ab", "abcd", "abcdef")
+    rig.hold()
+    assert rig.begin("upper", "abcd")
+    rig.start_loads()
+    assert rig.begin("lower", "abcdef")
+    rig.start_loads()
+    rig.local(1).fail(2)
+    rig.local(0).fail(1)
+    rig.finish_all()
+    rig.tick(3)
+    assert rig.tick().poisoned == ["upper", "lower"]
+    rig.abort("upper")
+    rig.abort("lower")
+    assert not rig.cache.state.loads
+    loads_again(rig, "abcdef")
+    rig.rest()
+
+
+def test_a_load_elsewhere_is_not_doomed() -> None:
+    """R25: a failed load dooms what hangs on it and nothing else."""
+    rig = Rig()
+    to_host(rig, "ab", "abcd", "pq")
+    rig.hold()
+    for rid, text in {"one": "abcd", "two": "pq"}.items():
+        assert rig.begin(rid, text)
+    rig.start_loads()
+    rig.local(0).fail(1)
+    rig.finish_all()
+    rig.tick(3)
+    assert rig.tick().poisoned == ["one"]
+    assert rig.node("pq").loading is None
+    assert rig.match("pq").device_pages == rig.row("two")
+    rig.rest()
+
+
+def test_a_reader_that_goes_before_the_failure_is_agreed_is_not_reported() -> None:
+    """R25: an aborted reader is no reader any more; with nobody left, the nodes are host-only as soon as the drain is agreed."""
+    rig = Rig()
+    to_host(rig, "abcd")
+    begin_load(rig)
+    rig.local(1).fail(1)
+    rig.abort("reads")
+    rig.finish_all()
+    rig.tick()
+    assert rig.tick().poisoned == []
+    assert rig.node("abcd").pages is None
+    rig.end_forward()
+    loads_again(rig, "abcd")
+    rig.rest()
+
+
+def failing_under_eviction() -> Rig:
+    """Under write_back, ``ab`` is being loaded (and fails); a load of ``abcd`` behind it must evict what has no host copy yet, which
+    waits with a drain round."""
+    rig = Rig(ranks=[0], cp_size=1, policy=WritePolicy.WRITE_BACK, write_back_short=WriteBackShort.WAIT, usable_pages=8)
+    rig.serve("one", "ab")
+    rig.serve("two", "abcd")
+    rig.evict(ALL_TOKENS)
+    assert rig.states("ab", "abcd") == [C, C]
+    rig.serve("fills", "mnopqr")
+    assert ask_load(rig, "upper", "ab").pages
+    assert rig.cache.available_size() == 0
+    rig.local(0).hold()
+    rig.local(0).fail_copy_next = True
+    rig.start_loads()
+    return rig
+
+
+def test_a_load_is_refused_when_the_one_above_fails_while_it_makes_room() -> None:
+    """R25, R19: under write_back, making room may wait for an agreement by which the load above has failed: then nothing is loaded
+    below it, nothing stays locked, and what failed is host-only again."""
+    rig = failing_under_eviction()
+    assert ask_load(rig, "lower", "abcd") == ([], None, Refusal.LOAD_ABOVE_FAILED)
+    assert rig.cache.state.loads.keys() == {1}
+    rig.tick()
+    assert not rig.cache.state.loads
+    assert [rig.node(text).pages for text in ("ab", "abcd")] == [None, None]
+    assert rig.states("ab", "abcd") == [C, C]
+    rig.finish_all()
+    rig.settle()
+    loads_again(rig, "abcd")
+    rig.rest()
+
+
+def test_whoever_is_admitted_on_a_failed_load_is_poisoned() -> None:
+    """R25: a request whose match was good when it was made, but whose load has failed by the time it is admitted, is reported like
+    every other reader, and nothing of it is inserted."""
+    rig = failing_under_eviction()
+    assert rig.begin("reads", "abcd")  # its own load-back makes room, by which the one above fails
+    assert len(rig.row("reads")) == 2
+    rig.grow("reads")
+    assert rig.insert("reads") is None
+    assert rig.tick().poisoned == ["reads"]
+    assert rig.node("ab").pages is not None
+    rig.abort("reads")
+    assert rig.node("ab").pages is None
+    rig.finish_all()
+    rig.settle()
+    rig.rest()
