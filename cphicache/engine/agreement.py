@@ -93,7 +93,7 @@ class Agreement:
             return
         if status.failed and not record.failed_here:
             self._backups.fire(record, Trigger.COPY_FAILED)
-        if status.drained and not record.done_here:
+        if status.drained and record.number is not None and not record.done_here:  # before it has a number, layers may follow
             record.done_here = True
             self._backups.fire(record, Trigger.COPY_DONE)
 

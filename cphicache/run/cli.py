@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -52,31 +53,36 @@ class _Failure(click.ClickException):
         click.echo(f"cphicache: {self.format_message()}", err=True)
 
 
-class _OneLineCommand(click.Command):
+@contextmanager
+def _one_line() -> Iterator[None]:
     """What cannot be parsed is unusable input like any other: one line, without the usage that click adds."""
-
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        """As click does."""
-        try:
-            return super().make_context(info_name, args, parent, **extra)
-        except click.UsageError as error:
-            raise _Failure(error.format_message()) from error
+    try:
+        yield
+    except click.exceptions.NoArgsIsHelpError:
+        raise
+    except click.UsageError as error:
+        raise _Failure(error.format_message()) from error
 
 
-class _OneLineGroup(click.Group):
-    command_class = _OneLineCommand
+class _Command(click.Command):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        with _one_line():
+            return super().parse_args(ctx, args)
+
+
+class _Group(click.Group):
+    command_class = _Command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        with _one_line():
+            return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does."""
-        try:
+        with _one_line():
             return super().resolve_command(ctx, args)
-        except click.UsageError as error:
-            raise _Failure(error.format_message()) from error
 
 
-@click.group(cls=_OneLineGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="cphicache")
 def main() -> None:
     """Backs up the KV cache of an LLM server from device to host, layer by layer, as an explicit state machine per radix node."""
@@ -139,7 +145,7 @@ def serve(options: dict[str, Any], *, bare: bool) -> int:
 
     from cphicache.check.conservation import InvariantBroken
     from cphicache.events import EventLogError
-    from cphicache.run.jobs import load_requests
+    from cphicache.run.jobs import load_requests, sized_for
     from cphicache.run.report import missing, summarize, table
     from cphicache.run.trace import TraceError
     from cphicache.run.world import RunFailed, run_world
@@ -153,7 +159,8 @@ def serve(options: dict[str, Any], *, bare: bool) -> int:
             raise _Failure(f"--out {config.out}: cannot be made ({error.strerror or error}); give a folder that can") from error
     try:
         requests = load_requests(config)
-    except TraceError as error:
+        config = sized_for(config, requests)
+    except (TraceError, ConfigError) as error:
         raise _Failure(str(error)) from error
     if config.host_smaller_than_device and not config.reclaim_device_valid:
         console.print(
@@ -170,7 +177,7 @@ def serve(options: dict[str, Any], *, bare: bool) -> int:
         TextColumn("tick {task.fields[tick]}"),
     )
     try:
-        with Progress(*columns, console=console, transient=True) as progress:
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
             task = progress.add_task("serving", total=len(requests), tick=0)
             results = run_world(
                 config,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -17,6 +17,8 @@ Verify = Literal["all", "sample", "off"]
 WriteBackWait = Literal["wait", "drop"]
 LogLevel = Literal["off", "lifecycle", "ops"]
 
+SYNTHETIC_POOL_TOKENS = 2560
+"""Device pool, and host pool, of the default run: small enough that both are always full."""
 SYNTHETIC_REQUESTS = 400
 """Requests of the synthetic workload when ``requests`` is not given."""
 ELEMENT_BYTES = 2
@@ -55,10 +57,10 @@ class RunConfig:
     # -- ranks and pools
     cp_size: int = 4
     page_size: int = 16
-    device_tokens: int = 8192
-    """Device pool of all ranks together, without reserved pages; see :attr:`device_pages`."""
-    host_tokens: int = 8192
-    """Host pool of all ranks together; see :attr:`host_tokens_per_rank`."""
+    device_tokens: int | None = None
+    """Device pool of all ranks together, without reserved pages; see :attr:`device_pages`. None: sized by :meth:`sized_for`."""
+    host_tokens: int | None = None
+    """Host pool of all ranks together; see :attr:`host_tokens_per_rank`. None: sized by :meth:`sized_for`."""
 
     # -- model
     kv: KvKind = "mla"
@@ -129,15 +131,29 @@ class RunConfig:
             return SYNTHETIC_REQUESTS
         return self.requests
 
+    def sized_for(self, longest_tokens: int) -> RunConfig:
+        """This configuration with both pools given. The synthetic workload has pools that it presses on from both sides; a trace has a
+        device pool for twice its longest request (``longest_tokens``, prompt and output) and a host pool half as large again."""
+        device_tokens = self.device_tokens
+        if device_tokens is None:
+            device_tokens = SYNTHETIC_POOL_TOKENS
+            if self.trace is not None or longest_tokens > SYNTHETIC_POOL_TOKENS // 2:
+                whole = self.page_size * self.cp_size
+                device_tokens = max(SYNTHETIC_POOL_TOKENS, -(-2 * longest_tokens // whole) * whole)
+        host_tokens = self.host_tokens
+        if host_tokens is None:
+            host_tokens = device_tokens if device_tokens == SYNTHETIC_POOL_TOKENS else device_tokens * 3 // 2
+        return replace(self, device_tokens=device_tokens, host_tokens=host_tokens)
+
     @property
     def device_pages(self) -> int:
         """Usable logical device pages: whole pages of ``device_tokens``, the same number for every rank."""
-        return self.device_tokens // self.page_size // self.cp_size * self.cp_size
+        return _given(self.device_tokens) // self.page_size // self.cp_size * self.cp_size
 
     @property
     def host_tokens_per_rank(self) -> int:
         """Host slots of one rank for each payload: its share of ``host_tokens``, rounded down to whole pages."""
-        return self.host_tokens // self.cp_size // self.page_size * self.page_size
+        return _given(self.host_tokens) // self.cp_size // self.page_size * self.page_size
 
     @property
     def host_smaller_than_device(self) -> bool:
@@ -164,14 +180,14 @@ class RunConfig:
                 f"give {below or self.page_size}, or a page size that divides it",
             )
         needed_pages = -(-(self.chunk_tokens // self.page_size + 1) // self.cp_size) * self.cp_size
-        if self.device_pages < needed_pages:
+        if self.device_tokens is not None and self.device_pages < needed_pages:
             raise _error(
                 "device_tokens",
                 self.device_tokens,
                 f"leaves {self.device_pages} usable pages, below one chunk and one page on {self.cp_size} ranks",
                 f"give at least {needed_pages * self.page_size}, or a smaller chunk",
             )
-        if self.host_tokens_per_rank < self.page_size:
+        if self.host_tokens is not None and self.host_tokens_per_rank < self.page_size:
             raise _error(
                 "host_tokens",
                 self.host_tokens,
@@ -182,6 +198,12 @@ class RunConfig:
             raise _error(
                 "log", str(self.log), "would stay empty with log_level off", "choose log_level lifecycle or ops, or no log"
             )
+
+
+def _given(tokens: int | None) -> int:
+    if tokens is None:
+        raise AssertionError("pool size: expected a configuration that sized_for() has returned, found one without it")
+    return tokens
 
 
 # Every option is in one of these tables, or a flag. Upper bounds only keep slips from filling the memory.
@@ -228,7 +250,7 @@ _NUMBERS: Mapping[str, tuple[float, float, bool]] = {
 def _check_value(name: str, value: object) -> None:
     if name in _INTS:
         least, most = _INTS[name]
-        if name == "requests" and value is None:
+        if name in ("requests", "device_tokens", "host_tokens") and value is None:
             return
         if type(value) is not int or not least <= value <= most:
             raise _error(name, value, "is not a whole number in range", f"give {least} to {most}")

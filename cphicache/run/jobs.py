@@ -61,6 +61,11 @@ def load_requests(config: RunConfig) -> list[TraceRequest]:
     return [scale_request(request, config.scale) for request in requests]
 
 
+def sized_for(config: RunConfig, requests: list[TraceRequest]) -> RunConfig:
+    """The configuration with both pools given: sized for these (scaled) requests where the options leave that open."""
+    return config.sized_for(max((request.input_length + request.output_length for request in requests), default=1))
+
+
 def make_jobs(config: RunConfig, requests: list[TraceRequest], reference: ReferenceKV) -> list[Job]:
     """Jobs in order of arrival. Equal for equal configuration: every rank makes its own."""
     rng = random.Random(config.seed * 2 + 1)

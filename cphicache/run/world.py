@@ -20,7 +20,7 @@ from cphicache.engine import CacheConfig, Counters, CpHiRadixCache, WriteBackSho
 from cphicache.events import EventLog, Level
 from cphicache.run.census import take_census
 from cphicache.run.config import RunConfig
-from cphicache.run.jobs import Job, make_jobs
+from cphicache.run.jobs import Job, make_jobs, sized_for
 from cphicache.run.model import COMPUTE_US_PER_TOKEN, ReferenceModel, Verdict
 from cphicache.run.scheduler import Scheduler, Served
 from cphicache.run.trace import TraceRequest
@@ -215,6 +215,7 @@ def run_world(
     ``on_done`` and ``on_tick`` hear of rank 0 only. Raises :class:`RunFailed` with the first error of any rank. An interrupt ends every
     rank after its tick, and is raised when all have ended: their logs are whole lines, and closed.
     """
+    config = sized_for(config, requests)
     group = InProcessGroup(config.cp_size)
     interrupted = Event()
     results: list[RankResult | None] = [None] * config.cp_size

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cphicache.engine import WriteBackShort
-from tests.engine.rig import C, L, N, R, Rig
+from tests.engine.rig import C, L, N, R, Rig, Side
+from tests.engine_fakes import FakeTransfer
 
 
 def attempts(rig: Rig) -> int:
@@ -141,14 +142,9 @@ def evict(rig: Rig, tokens: int) -> list[tuple[int, int]]:
     """(evicted, dropped) tokens on each rank. In threads: an eviction under write_back may wait for all ranks."""
     found: dict[int, tuple[int, int]] = {}
 
-    def one(rank: int, evicted: int, dropped: int) -> None:
-        found[rank] = evicted, dropped
-
-    def run(side: object) -> None:
-        for each in rig.sides:
-            if each is side:
-                result = each.cache.evict(tokens)
-                one(each.rank, result.num_tokens_evicted, result.num_tokens_dropped)
+    def run(side: Side[FakeTransfer]) -> None:
+        result = side.cache.evict(tokens)
+        found[side.rank] = result.num_tokens_evicted, result.num_tokens_dropped
 
     rig.together(run)
     return [found[side.rank] for side in rig.sides]
@@ -190,21 +186,22 @@ def test_write_back_takes_backed_up_nodes_first() -> None:
     """R19: a node with a host copy goes before an older one without; the older one is backed up for the next eviction, keeps its device
     pages and one hold until then, and nobody waits."""
     rig = Rig(policy="write_back")
-    rig.serve("r0", "wx")
+    rig.serve("r1", "wx")
     evict(rig, 4)
-    rig.begin("old", "ab")
-    rig.chunk("old")
-    rig.forward()
-    rig.finish("old")
-    rig.serve("r1", "wxyz")  # brings wx back, adds yz
+    rig.serve("r2", "ab")
+    rig.serve("r3", "wx")  # loaded back: on both media, and used last
     rig.settle()
-    assert rig.states("wx", "ab", "wxyz") == [C, N, N]
-    rig.abort("none")
-    evict(rig, 4)
+    assert rig.states("wx", "ab") == [C, N]
     waits = rig.cache.counters.write_back_waits
+    rig.hold()
+    assert evict(rig, 4) == [(4, 0), (4, 0)]
+    assert rig.node("wx").pages is None
+    assert (rig.state("ab"), rig.node("ab").lock_ref, len(rig.match("ab").device_pages)) == (L, 1, 2)
+    assert rig.cache.counters.write_back_waits == waits
+    rig.finish_all()
     rig.settle()
-    assert rig.states("ab", "wxyz") == [C, C]
-    assert waits <= 2
+    assert evict(rig, 4) == [(4, 0), (4, 0)]
+    assert rig.cache.counters.write_back_waits == waits
     rig.rest()
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cphicache.run.config import SYNTHETIC_REQUESTS, ConfigError, RunConfig
+from cphicache.run.config import SYNTHETIC_POOL_TOKENS, SYNTHETIC_REQUESTS, ConfigError, RunConfig
 
 BAD_VALUES: list[tuple[str, Any, str]] = [
     ("trace", 3, "file or folder"),
@@ -88,8 +88,8 @@ def test_every_option_is_checked() -> None:
 
 def test_the_defaults_work_and_press_on_the_host_pool_from_above() -> None:
     """R16: the default run is a legal one whose host pool is not the smaller one, so that nothing starves for want of a switch."""
-    config = RunConfig()
-    assert config.request_limit == SYNTHETIC_REQUESTS == 120
+    config = RunConfig().sized_for(100)
+    assert config.request_limit == SYNTHETIC_REQUESTS == 400
     assert (config.cp_size, config.page_size, config.scale) == (4, 16, 0.125)
     assert not config.host_smaller_than_device
     assert not config.reclaim_device_valid
@@ -104,7 +104,7 @@ def test_a_page_size_that_does_not_divide_the_chunk_is_refused() -> None:
     assert "give 96" in text
     assert "give 1024" in refusal(page_size=1024)
     for page_size in (1, 16, 64):
-        assert RunConfig(page_size=page_size).device_pages > 0
+        assert RunConfig(page_size=page_size).sized_for(100).device_pages > 0
 
 
 def test_a_device_pool_holds_one_chunk_and_one_page() -> None:
@@ -166,3 +166,14 @@ def test_a_log_that_would_stay_empty_is_refused() -> None:
     """R36: asking for a log file and switching logging off contradict each other."""
     assert "log_level off" in refusal(log="events.jsonl", log_level="off")
     assert RunConfig(log_level="off").log is None
+
+
+def test_pools_are_sized_where_the_options_leave_them_open() -> None:
+    """R31: the synthetic workload gets pools that it presses on, a trace a device pool for twice its longest request; what is given stays."""
+    default = RunConfig().sized_for(700)
+    assert (default.device_tokens, default.host_tokens) == (SYNTHETIC_POOL_TOKENS, SYNTHETIC_POOL_TOKENS)
+    traced = RunConfig(trace=Path("any.jsonl")).sized_for(5000)
+    assert traced.device_pages * traced.page_size >= 10_000
+    assert not traced.host_smaller_than_device
+    given = RunConfig(trace=Path("any.jsonl"), device_tokens=4096, host_tokens=1024).sized_for(5000)
+    assert (given.device_tokens, given.host_tokens) == (4096, 1024)
