@@ -232,8 +232,11 @@ def _write_whole(path: Path, content: bytes) -> None:
     """Write a file so that it is either there as a whole or not at all."""
     partial = path.with_name(f".{path.name}.partial")
     try:
-        partial.write_bytes(content)
-        partial.replace(path)
+        try:
+            partial.write_bytes(content)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
     except OSError as error:
         raise _Failure(f"{path}: cannot be written ({error.strerror or error}); give another --out") from error
 

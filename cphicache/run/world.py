@@ -33,8 +33,8 @@ from cphicache.transfer.streams.port import Streams
 from cphicache.transfer.streams.threads import ThreadStreams
 from cphicache.transfer.streams.virtual import VirtualStreams
 
-COPY_OVER_COMPUTE = 0.75
-"""Virtual time of a layer's copy over that of its compute, for a batch that is backed up whole: copies outlast the forward."""
+COPY_OVER_COMPUTE = 0.5
+"""Virtual time of a layer's copy over that of its compute, for a batch that is backed up whole, before jitter."""
 JITTER = 0.5
 """Spread of virtual copy durations, so that copies complete in many orders."""
 CHECK_TICKS = 16
@@ -218,6 +218,7 @@ def run_world(
     config = sized_for(config, requests)
     group = InProcessGroup(config.cp_size)
     interrupted = Event()
+    ended = [Event() for _ in range(config.cp_size)]
     results: list[RankResult | None] = [None] * config.cp_size
     errors: list[tuple[int, BaseException]] = []
 
@@ -244,20 +245,23 @@ def run_world(
         except BaseException as error:  # whatever ends a rank must end the others too, and is raised below
             errors.append((rank, error))
             group.break_off(f"rank {rank} ended: {type(error).__name__}: {error}")
+        finally:
+            ended[rank].set()
 
     threads = [Thread(target=serve, args=(rank,), name=f"rank{rank}", daemon=True) for rank in range(config.cp_size)]
     for thread in threads:
         thread.start()
     try:
-        for thread in threads:
-            while thread.is_alive():
-                thread.join(0.2)
+        for event in ended:  # not by join(): interrupted, it takes a running thread for an ended one (Python before 3.13)
+            while not event.wait(0.2):
+                pass
     except KeyboardInterrupt:
         interrupted.set()
         group.break_off("interrupted")
+        raise
+    finally:
         for thread in threads:
             thread.join()
-        raise
     if errors:
         rank, error = next((item for item in errors if not isinstance(item[1], GroupBroken)), errors[0])
         raise RunFailed(f"rank {rank}: {type(error).__name__}: {error}") from error

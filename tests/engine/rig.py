@@ -125,8 +125,7 @@ class RigOver(Generic[T]):
     def each(self, call: Callable[[Side[T]], A]) -> A:
         """Do it on every rank in turn; the answers must be equal, and everything is checked. Returns the first rank's answer."""
         answers = [call(side) for side in self.sides]
-        for answer in answers[1:]:
-            assert _plain(answer) == _plain(answers[0])
+        assert all(_plain(answer) == _plain(answers[0]) for answer in answers)
         self.check()
         return answers[0]
 
@@ -162,8 +161,7 @@ class RigOver(Generic[T]):
     def logs_agree(self) -> None:
         """All ranks logged the same, what is local excepted."""
         views = [[view for event in side.log.events if (view := logical_view(event)) is not None] for side in self.sides]
-        for other in views[1:]:
-            assert other == views[0]
+        assert all(view == views[0] for view in views)
 
     # -- reading (first rank: all are alike) ----------------------------------------------------------------------------------
     @property
@@ -273,8 +271,7 @@ class RigOver(Generic[T]):
         return self.each(lambda side: side.cache.reserve(rid, self.batch, key, side.rows[rid]))
 
     def stored_key(self, rid: str) -> RadixKey:
-        prompt = self.prompts[rid]
-        return self.cache.key(prompt.tokens[: prompt.upto])
+        return self.cache.key(self.prompts[rid].tokens[: self.prompts[rid].upto])
 
     def layer(self, payload: int, *layers: int) -> None:
         """These layers of the current batch have been stored."""

@@ -130,6 +130,36 @@ def test_a_failed_parent_takes_its_child_along_and_a_hit_backs_up_both(rank: int
     rig.rest()
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_extent_that_is_bound_below_a_lost_node_is_lost_with_all_that_follow(rank: int) -> None:
+    """R12, R15: somebody else's node, whose backup failed, is where the extent was to begin: what is left of it rolls back at its bind,
+    and so does the next one, which is not bound; their KV is in the tree, and the insert's hit backs all of it up, parents first."""
+    rig = Rig()
+    rig.begin("p", "ab")
+    rig.begin("c", "abcdef")
+    rig.chunk("p")
+    rig.chunk("c", 8)
+    rig.local(rank).fail_copy_next = True  # the whole batch's first copy: of p's only
+    rig.forward()
+    rig.chunk("c")
+    rig.forward()
+    lost = [rig.op("c", 0), rig.op("c", 1)]
+    rig.settle()
+    rig.insert("p", chunked=True)
+    assert rig.state("ab") is N
+    rig.insert("c", chunked=True)
+    assert [op.state for op in lost] == [N, N]
+    assert rig.states("ab", "abcdef") == [N, N]
+    assert rig.free_slots() == [64, 64]
+    rig.insert("c")
+    rig.settle()
+    assert all(node.backup.state is C for node in rig.match("abcdef").walk.path)
+    counters = rig.cache.counters
+    assert counters.rolled_back == {"agreed_failed": 1, "parent_lost": 2}
+    assert counters.tokens_submitted == counters.tokens_committed + counters.tokens_wasted
+    rig.rest()
+
+
 def test_freed_slots_bring_back_the_parent_then_the_child() -> None:
     """R15: neither is lost: the parent is tried again on the slots of its child's rollback, the child, whose own slots do not count, on
     those of a third one."""

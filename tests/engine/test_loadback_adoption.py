@@ -96,17 +96,21 @@ def test_the_second_to_compute_the_same_frees_its_pages_once() -> None:
     rig.rest()
 
 
-def test_some_on_the_device_some_adopted() -> None:
-    """R24: in a chain whose head somebody has brought back meanwhile, the head's pages are duplicates and the rest is adopted."""
-    rig = Rig(load_back_threshold=4)
-    to_host(rig, "a", "abc")
-    assert rig.begin("one", "a")  # 2 tokens are not promised
-    rig.chunk("one")
-    assert rig.begin("two", "ab", tail=1) or True
-    rig.abort("two")
+def test_some_is_on_the_device_and_some_adopted() -> None:
+    """R24: of a chain whose head somebody has brought back meanwhile, the head's pages are duplicates and the rest is adopted."""
+    rig = unpromised()
+    to_host(rig, "ab", "abcd")
+    for rid, text in {"head": "ab", "all": "abcd"}.items():
+        assert rig.begin(rid, text)
+        rig.chunk(rid)
     rig.forward()
-    rig.insert("one")
-    assert rig.node("a").pages is not None
+    row = list(rig.row("all"))
+    assert rig.insert("head") is not None
+    free = total_free(rig)
+    assert rig.insert("all") == [*rig.row("head"), *row[2:]]
+    assert total_free(rig) == free + 2
+    assert rig.node("abcd").pages == row[2:]
+    assert (rig.cache.counters.adopted_tokens, rig.cache.counters.duplicate_tokens) == (8, 4)
     rig.rest()
 
 

@@ -169,7 +169,7 @@ def test_a_log_that_would_stay_empty_is_refused() -> None:
 
 
 def test_pools_are_sized_where_the_options_leave_them_open() -> None:
-    """R31: the synthetic workload gets pools that it presses on, a trace a device pool for twice its longest request; what is given stays."""
+    """R31: the default workload gets pools that it presses on, a trace one for twice its longest request; what is given stays."""
     default = RunConfig().sized_for(700)
     assert (default.device_tokens, default.host_tokens) == (SYNTHETIC_POOL_TOKENS, SYNTHETIC_POOL_TOKENS)
     traced = RunConfig(trace=Path("any.jsonl")).sized_for(5000)

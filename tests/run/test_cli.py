@@ -1,0 +1,313 @@
+"""The command line: exit status, one line for what is wrong, and what is written where."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from cphicache.events import read_events
+from cphicache.run import config as config_module
+from cphicache.run import world as world_module
+from cphicache.run.cli import main
+from cphicache.run.jobs import Job
+from cphicache.run.report import MUST_SEE
+from cphicache.run.scheduler import Scheduler
+from cphicache.transfer.pools.device import DevicePool
+from cphicache.transfer.pools.host import LayerFirstHostPool
+from cphicache.transfer.rank import RankTransfer
+from tests.run.worlds import SMALL
+
+QUICK = [
+    "run",
+    *(part for name, value in SMALL.items() for part in (f"--{name.replace('_', '-')}", str(value)) if "latent" not in name),
+]
+
+
+def cphicache(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def quick(*arguments: str | Path) -> Result:
+    """A run of a fraction of a second."""
+    return cphicache(*QUICK, *arguments)
+
+
+def one_line(result: Result, status: int) -> str:
+    """Everything on stderr, which must be one clear line, with nothing on stdout and no traceback."""
+    assert result.exit_code == status, result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("cphicache: ")
+    return line
+
+
+# -- fine --------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_ends_with_a_table() -> None:
+    """R40, R30: a run that is fine ends with status 0 and a table with tokens by source, backups by outcome and the checks."""
+    result = quick()
+    assert result.exit_code == 0, result.output
+    for row in ("device hit", "host hit", "computed", "committed", "D2H", "H2D", "collectives", "ticks to host-visible", "leaks"):
+        assert row in result.stdout
+    assert result.stderr == ""
+
+
+def test_json_is_all_there_is_on_stdout() -> None:
+    """R40: ``--json`` prints valid JSON and nothing else on stdout; warnings go to stderr."""
+    result = quick("--json", "--host-tokens", "128")
+    assert result.exit_code == 0
+    summary = json.loads(result.stdout)
+    assert summary["checks"]["mismatches"] == 0
+    assert summary["checks"]["bytes compared"] > 0
+    assert "smaller than the device pool" in result.stderr
+    assert "--reclaim-device-valid" in result.stderr
+    assert quick("--json", "--host-tokens", "128", "--reclaim-device-valid").stderr == ""
+
+
+def test_a_real_process_runs_and_refuses() -> None:
+    """R40, R35: as a process of its own: status 0 with JSON on stdout and a silent stderr; status 2 with one line on stderr."""
+
+    def process(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "cphicache.run.cli", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2], timeout=300)
+
+    done = process(*QUICK, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["checks"]["leaks"] == 0
+    assert done.stderr == ""
+    refused = process("run", "--policy", "write_around")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith("cphicache: --policy write_around: is unknown")
+    assert len(refused.stderr.splitlines()) == 1
+
+
+def test_out_has_the_summary_and_the_log(tmp_path: Path) -> None:
+    """R36: ``--out DIR`` makes the folder and writes summary.json, as whole as what ``--json`` prints, and one log a rank; nothing
+    half-written is left beside them."""
+    out = tmp_path / "new" / "out"
+    result = quick("--json", "--out", out)
+    assert result.exit_code == 0
+    assert (out / "summary.json").read_text() == result.stdout
+    assert sorted(path.name for path in out.iterdir()) == ["events.rank0.jsonl", "events.rank1.jsonl", "summary.json"]
+    for rank in range(2):
+        assert sum(1 for _ in read_events(out / f"events.rank{rank}.jsonl")) > 100
+
+
+def test_log_and_out_can_be_apart_and_the_log_can_be_off(tmp_path: Path) -> None:
+    """R36: ``--log FILE`` puts the log elsewhere than ``--out``; ``--log-level off`` writes none."""
+    assert quick("--cp-size", "1", "--out", tmp_path / "a", "--log", tmp_path / "events").exit_code == 0
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["summary.json"]
+    assert sum(1 for _ in read_events(tmp_path / "events")) > 100
+    assert quick("--out", tmp_path / "b", "--log-level", "off").exit_code == 0
+    assert [path.name for path in (tmp_path / "b").iterdir()] == ["summary.json"]
+
+
+def test_a_summary_that_cannot_be_written_leaves_nothing_half_written(tmp_path: Path) -> None:
+    """R36: summary.json is there as a whole or not at all: what stands in its way is named, in one line."""
+    (tmp_path / "summary.json").mkdir()
+    line = one_line(quick("--json", "--out", tmp_path, "--log-level", "off"), 2)
+    assert "summary.json: cannot be written" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+
+
+# -- unusable input ----------------------------------------------------------------------------------------------------------------
+
+BAD_OPTIONS: list[tuple[list[str], list[str]]] = [
+    (["--requests", "0"], ["--requests 0", "1 to"]),
+    (["--device-tokens", "-4"], ["--device-tokens -4", "1 to"]),
+    (["--host-tokens", "0"], ["--host-tokens 0", "1 to"]),
+    (["--layers", "0"], ["--layers 0", "1 to"]),
+    (["--draft-layers", "-1"], ["--draft-layers -1", "0 to"]),
+    (["--cp-size", "0"], ["--cp-size 0", "1 to 8"]),
+    (["--page-size", "-16"], ["--page-size -16", "1 to 1024"]),
+    (["--scale", "0"], ["--scale 0", "more than 0"]),
+    (["--tick-ms", "nan"], ["--tick-ms nan", "more than 0"]),
+    (["--page-size", "48", "--chunk-tokens", "128"], ["--chunk-tokens 128", "page_size 48", "give 96"]),
+    (["--host-tokens", "63"], ["--host-tokens 63", "below one page a payload", "at least 64"]),
+    (["--policy", "write_around"], ["--policy write_around", "write_back"]),
+    (["--streams", "cuda"], ["--streams cuda", "threads, virtual"]),
+    (["--kv", "gqa"], ["--kv gqa", "mla, mha"]),
+    (["--log", "x", "--log-level", "off"], ["--log x", "log_level off"]),
+    (["--cp-sise", "4"], ["--cp-sise", "--cp-size"]),
+    (["--cp-size", "four"], ["--cp-size", "four", "integer"]),
+    (["--cp-size"], ["--cp-size", "requires an argument"]),
+    (["somewhere"], ["unexpected", "somewhere"]),
+]
+
+
+@pytest.mark.parametrize(("options", "wanted"), BAD_OPTIONS)
+def test_an_option_that_cannot_work_is_refused_in_one_line(options: list[str], wanted: list[str]) -> None:
+    """R35: zero and negative sizes, a page that does not divide the chunk, a host pool below one page a payload, unknown names and
+    options: status 2 and one line that names option, value and remedy."""
+    line = one_line(cphicache("run", *options), 2)
+    for text in wanted:
+        assert text in line
+
+
+@pytest.mark.parametrize("arguments", [["runn"], ["--bogus"], ["diagrams", "--bogus"]])
+def test_what_is_no_command_is_refused_in_one_line(arguments: list[str]) -> None:
+    """R35: an unknown command, or an unknown option of any command: the same one line."""
+    assert arguments[-1] in one_line(cphicache(*arguments), 2)
+
+
+GOOD_LINE = {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}
+BAD_LINES: list[tuple[str, str]] = [
+    ("{oops", "is not JSON"),
+    ("[1, 2]", "a list of 2"),
+    (json.dumps({**GOOD_LINE, "timestamp": -1}), 'field "timestamp"'),
+    (json.dumps({**GOOD_LINE, "input_length": 0}), 'field "input_length"'),
+    (json.dumps({**GOOD_LINE, "output_length": "5"}), 'field "output_length"'),
+    (json.dumps({**GOOD_LINE, "hash_ids": [1]}), 'field "hash_ids"'),
+    (json.dumps({**GOOD_LINE, "hash_ids": [1, 2.5]}), 'field "hash_ids"[1]'),
+    (json.dumps({name: value for name, value in GOOD_LINE.items() if name != "input_length"}), 'field "input_length"'),
+]
+
+
+@pytest.mark.parametrize(("line", "wanted"), BAD_LINES)
+def test_a_malformed_trace_line_is_named(line: str, wanted: str, tmp_path: Path) -> None:
+    """R35: a malformed trace line: status 2 and one line with file, line number and field."""
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(f"{json.dumps(GOOD_LINE)}\n{line}\n")
+    told = one_line(cphicache("run", "--trace", trace), 2)
+    assert f"{trace} line 2: " in told
+    assert wanted in told
+
+
+def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    """R35: a trace that is missing, a folder or not text, a log in a missing folder, an output folder that is a file: one line each,
+    with the path and what to do."""
+    (tmp_path / "file").write_bytes(b"\xff\xfe\n")
+    missing = tmp_path / "missing"
+    cases: list[tuple[list[str | Path], str]] = [
+        (["--trace", missing], f"{missing}: cannot be read"),
+        (["--trace", tmp_path], f"{tmp_path}: cannot be read"),
+        (["--trace", tmp_path / "file"], f"{tmp_path / 'file'} line 1: is not UTF-8"),
+        (["--log", missing / "log"], "cannot be opened"),
+        (["--out", tmp_path / "file"], f"--out {tmp_path / 'file'}: cannot be made"),
+    ]
+    for arguments, wanted in cases:
+        line = one_line(quick(*arguments), 2)
+        assert wanted in line
+        assert "; " in line
+
+
+# -- something is wrong --------------------------------------------------------------------------------------------------------
+
+
+class _ForgetfulHostPool(LayerFirstHostPool):
+    """Changes one byte of every D2H copy of layer 1."""
+
+    def backup_from_device_per_layer(
+        self, device_pool: DevicePool, host_indices: torch.Tensor, device_indices: torch.Tensor, layer_id: int, io_backend: str
+    ) -> None:
+        super().backup_from_device_per_layer(device_pool, host_indices, device_indices, layer_id, io_backend)
+        if layer_id == 1:
+            for name in self.shape.components:
+                self.rows(layer_id, name)[int(host_indices[0]), 3] ^= 0x40
+
+
+def test_a_wrong_byte_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R33: one byte that changes on its way: status 1, and the first evidence names node, layer, payload, position, expected and
+    found."""
+    monkeypatch.setattr(world_module, "LayerFirstHostPool", _ForgetfulHostPool)
+    result = quick("--json", "--draft-layers", "0")
+    assert result.exit_code == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("cphicache: wrong bytes: request r")
+    for text in (" node ", " target layer 1 latent position ", " byte 3: expected 0x", ", found 0x"):
+        assert text in line
+    expected, found = (int(part.split("0x")[1][:2], 16) for part in line.split(" byte 3: ")[1].split(", "))
+    assert expected ^ found == 0x40
+    assert json.loads(result.stdout)["checks"]["mismatches"] > 0
+
+
+class _LeakyTransfer(RankTransfer):
+    """Forgets a node's host copy without giving its slots back."""
+
+    def free_node(self, node: int) -> None:
+        del self._nodes[node]
+
+
+def test_a_leak_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R30: slots that are not given back: status 1 and the broken account, from the checker, during the run."""
+    monkeypatch.setattr(world_module, "RankTransfer", _LeakyTransfer)
+    result = quick("--json", "--cp-size", "1", "--host-tokens", "256")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr.splitlines()[-1].startswith("cphicache: broken invariant: rank 0: ")
+
+
+def test_the_bare_run_must_see_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R16, R17, R25: without options the run fails unless it has met each situation that it is for; with options it need not."""
+    monkeypatch.setattr(config_module, "SYNTHETIC_REQUESTS", 2)
+    result = cphicache("run", "--json")
+    assert result.exit_code == 1
+    unseen = json.loads(result.stdout)["unseen"]
+    assert "load-backs under eviction" in unseen
+    (line,) = result.stderr.splitlines()
+    assert line == f"cphicache: the default run should have seen, and has not: {', '.join(unseen)}"
+    assert cphicache("run", "--json", "--seed", "0").exit_code == 0
+
+
+def test_the_default_run_sees_everything() -> None:
+    """R16, R17, R25: the run without options sees each of: deferred split, declined insert, eviction-retry that succeeded, refused
+    reservation, zero-owned rank, rollback, abort, retraction, duplicate bind, chunked prompt, load-back under eviction."""
+    result = cphicache("run", "--json")
+    assert result.exit_code == 0, result.stderr
+    summary = json.loads(result.stdout)
+    assert all(summary["seen"][name] > 0 for name in MUST_SEE)
+    assert len(MUST_SEE) == 11
+    assert summary["tokens"]["host hit"] > 0
+    assert summary["backups"]["committed"] > 0
+
+
+# -- interrupted ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def default_sigint() -> Iterator[None]:
+    """As in a foreground process: an interrupt is a KeyboardInterrupt."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("default_sigint")
+@pytest.mark.parametrize("cp_size", [1, 2])
+def test_an_interrupt_ends_the_run_cleanly(cp_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R18: Ctrl-C ends every rank after its tick: status 130, one line, no summary; every rank's log is whole lines, and no thread of
+    the run is left."""
+    run_world = world_module.run_world
+    done: list[Job] = []
+    main_thread = threading.main_thread().ident
+    assert main_thread is not None
+
+    def interrupted(*arguments: Any, **named: Any) -> Any:
+        def on_tick(scheduler: Scheduler) -> None:
+            if scheduler.tick == 40:
+                signal.pthread_kill(main_thread, signal.SIGINT)
+
+        return run_world(*arguments, **{**named, "on_tick": on_tick, "on_done": done.append})
+
+    monkeypatch.setattr(world_module, "run_world", interrupted)
+    threads = set(threading.enumerate())
+    result = quick("--cp-size", str(cp_size), "--requests", "600", "--max-batch", "1", "--out", tmp_path)
+    assert one_line(result, 130) == "cphicache: interrupted"
+    assert result.stdout == ""
+    assert set(threading.enumerate()) <= threads
+    assert len(done) < 600
+    logs = sorted(tmp_path.iterdir())
+    assert len(logs) == cp_size
+    for log in logs:
+        assert list(read_events(log))[-1]["tick"] >= 39
