@@ -51,5 +51,3 @@ class Counters:
     write_back_waits: int = 0
     ticks_to_visible: Counter[int] = field(default_factory=Counter)
     """Backups by ticks from the end of the forward that stored the last layer to host-visible."""
-    zero_owned: int = 0
-    """Operations of which this rank owned nothing (local)."""

@@ -128,8 +128,8 @@ def table(summary: Summary) -> Table:
 
 
 def _ranks_agree(results: Sequence[RankResult]) -> bool:
-    """Do all ranks report the same logical figures? (``stale`` and ``zero_owned`` hold local ones.)"""
-    local = {"stale", "zero_owned"}
+    """Do all ranks report the same logical figures? (``stale`` holds local ones.)"""
+    local = {"stale"}
 
     def logical(result: RankResult) -> list[object]:
         counters = [getattr(result.counters, name) for name in result.counters.__slots__ if name not in local]

@@ -29,7 +29,13 @@ def read_layers(rig: Rig) -> None:
 
 
 def layers_of(producer: int) -> list[tuple[object, ...]]:
-    return [(producer, "target", 0), (producer, "target", 1), (producer, "target", 2), (producer, "draft", 0), (producer, "draft", 1)]
+    return [
+        (producer, "target", 0),
+        (producer, "target", 1),
+        (producer, "target", 2),
+        (producer, "draft", 0),
+        (producer, "draft", 1),
+    ]
 
 
 def test_nothing_queued_starts_nothing() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from cphicache.engine import Refusal
@@ -332,12 +330,14 @@ def test_several_waiters_on_one_node() -> None:
     rig.rest()
 
 
-def wait_in_turn(rig: Rig, end: Callable[[Rig], None]) -> None:
-    """``late`` waits for one node, and when that has ended for another that somebody has made meanwhile."""
+def test_a_request_may_wait_for_one_node_after_the_other() -> None:
+    """R17: a woken request that meets another pending node waits for that one, with a bound of its own."""
+    rig = Rig(max_deferral_ticks=4)
     in_flight(rig)
     assert not rig.begin("late", "abxy")
     assert not rig.begin("early", "abxz")
-    end(rig)
+    rig.finish_all()
+    rig.settle()
     assert rig.begin("early", "abxz")
     rig.chunk("early")
     rig.forward()
@@ -345,17 +345,6 @@ def wait_in_turn(rig: Rig, end: Callable[[Rig], None]) -> None:
     assert rig.state("abxz") is L
     assert not rig.cache.is_waiting("late"), "woken, but not asked again"
     assert not rig.begin("late", "abxy")
-
-
-def test_a_request_may_wait_for_one_node_after_the_other() -> None:
-    """R17: a woken request that meets another pending node waits for that one, with a bound of its own, and is one deferral."""
-    rig = Rig(max_deferral_ticks=4)
-
-    def end(rig: Rig) -> None:
-        rig.finish_all()
-        rig.settle()
-
-    wait_in_turn(rig, end)
     assert rig.cache.counters.deferred_splits == 2
     assert rig.cache.state.waiting_for == {rig.node("abxz").id: ["late"]}
     rig.tick(3)
