@@ -180,6 +180,11 @@ class CpHiRadixCache:
         """The batch of that id, begun by the first call."""
         return self.state.batches.setdefault(batch_id, Batch(batch_id))
 
+    def stores(self, rid: str, batch_id: int, start_token: int) -> None:
+        """The batch's forward stores (and reads) KV of a running request, from token ``start_token`` on."""
+        self._running(rid)
+        self.batch(batch_id).stores[rid] = start_token // self.config.page_size
+
     def reserve(self, rid: str, batch_id: int, key: RadixKey, row: Sequence[LogicalPage]) -> bool:
         """Reserve the request's new extent: ``key`` is its whole-page prefix at the end of this chunk, ``row`` its pages.
 
@@ -187,7 +192,10 @@ class CpHiRadixCache:
         """
         request = self._running(rid)
         batch = self.batch(batch_id)
-        batch.readers.append(rid)
+        batch.stores.setdefault(rid, max(request.protected_pages, request.ops[-1].end_page if request.ops else 0))
+        if request.whole_pages is not None:
+            self._refused_before_forward(rid, None, Refusal.PAYLOAD_NOT_STORED)
+            return False
         if self.config.policy is not WritePolicy.WRITE_THROUGH or request.poisoned:
             return True
         start, parent, blocker = backed_prefix(self.state.tree.walk(key))
@@ -206,10 +214,12 @@ class CpHiRadixCache:
             request.ops.append(op)
         return op is not None
 
-    def _refused_before_forward(self, rid: str, blocker: Backup, reason: Refusal) -> None:
+    def _refused_before_forward(self, rid: str, blocker: Backup | None, reason: Refusal) -> None:
         self.state.counters.refused[reason] += 1
         if self._log is not None:
-            self._log.note(self.state.tick, "refused", node=blocker.node_id, request=rid, reason=reason.value)
+            self._log.note(
+                self.state.tick, "refused", node=None if blocker is None else blocker.node_id, request=rid, reason=reason.value
+            )
 
     # -- the forward ------------------------------------------------------------------------------------------------------------
     def start_loads(self) -> int:
@@ -226,7 +236,7 @@ class CpHiRadixCache:
         if batch is None or not self.state.loads:
             return
         producers: set[int | None] = set()
-        for rid in batch.readers:
+        for rid in batch.stores:
             request = self.state.requests.get(rid)
             if request is not None and request.loads:
                 producers.update(self.state.loads[load].producer for load in request.loads)
@@ -236,7 +246,10 @@ class CpHiRadixCache:
     def layer_stored(self, batch_id: int, payload: int, layer: int) -> None:
         """The forward of a batch has issued one layer's KV store: submit its copies."""
         batch = self.state.batches.get(batch_id)
-        if batch is None or not batch.ops or not self.config.overlap:
+        if batch is None:
+            return
+        batch.stored_layers[payload] = batch.stored_layers.get(payload, 0) | 1 << layer
+        if not batch.ops or not self.config.overlap:
             return
         self._backups.layers_stored(batch.ops, payload, (layer,))
 
@@ -245,6 +258,7 @@ class CpHiRadixCache:
         batch = self.state.batches.get(batch_id)
         if batch is None:
             return
+        batch.stored_layers[payload] = (1 << self.config.payloads[payload][1]) - 1
         by_missing: dict[tuple[int, ...], list[Backup]] = {}
         for op in batch.ops:
             missing = self._backups.missing_layers(op, payload)
@@ -254,19 +268,36 @@ class CpHiRadixCache:
             self._backups.layers_stored(ops, payload, missing)
 
     def end_forward(self, batch_id: int) -> None:
-        """All forwards of a batch have ended: number its backups in reservation order; those without draft KV roll back."""
+        """All forwards of a batch have ended: number its backups in reservation order; those without draft KV roll back.
+
+        Where a payload's forward did not come (no :meth:`end_payload`), what the batch stored is kept out of the tree (R5, R11).
+        """
         batch = self.state.batches.pop(batch_id, None)
-        if batch is not None:
-            self._backups.forward_ended(batch.ops)
+        if batch is None:
+            return
+        self._backups.forward_ended(batch.ops)
+        if any(batch.stored_layers.get(index) != (1 << layers) - 1 for index, (_, layers) in enumerate(self.config.payloads)):
+            for rid, start in batch.stores.items():
+                self._keep_out(rid, start)
+
+    def _keep_out(self, rid: str, start_page: int) -> None:
+        """The request's KV from this page on lacks a payload: it is never inserted, and what was reserved for it is given up."""
+        request = self.state.requests.get(rid)
+        if request is None:
+            return
+        request.whole_pages = start_page if request.whole_pages is None else min(start_page, request.whole_pages)
+        for op in request.ops:
+            if op.end_page > start_page:
+                self._backups.fire(op, Trigger.ABORT, Input(reason=Refusal.PAYLOAD_NOT_STORED))
 
     # -- results ----------------------------------------------------------------------------------------------------------------
     def insert_unfinished(self, rid: str, key: RadixKey, row: Sequence[LogicalPage], *, chunked: bool) -> list[LogicalPage] | None:
-        """Insert what a running request has stored; returns the tree's pages for ``key``, or ``None``: declined, it keeps its own.
+        """Insert what a running request has stored; returns the tree's pages for it, or ``None``: declined, it keeps its own.
 
         ``chunked``: more chunks of its prompt follow (no hit is counted).
         """
         request = self._running(rid)
-        result = self._insert(request, key, row, chunked=chunked)
+        result = self._insert(request, self._whole(request, key), row, chunked=chunked)
         if isinstance(result, Declined):
             self._decline(request, result)
             return None
@@ -275,6 +306,7 @@ class CpHiRadixCache:
     def finish(self, rid: str, key: RadixKey, row: Sequence[LogicalPage]) -> bool:
         """The request has ended: insert its KV, free what is left of its row. False: the insert is parked until it can be made."""
         request = self._running(rid)
+        key = self._whole(request, key)
         self.state.alloc.free(list(row[key.pages :]))
         result = self._insert(request, key, row, chunked=False)
         if isinstance(result, Declined):
@@ -319,7 +351,6 @@ class CpHiRadixCache:
         for record in sorted(self.state.pending.values(), key=lambda record: record.order):
             self._backups.fire(record, Trigger.RESET, Input(reason="reset"))
         self._agreement.drain()
-        self._loads.undo_drained()
 
     def flush(self) -> None:
         """Forget the whole cache. No request may be running; parked inserts are dropped."""
@@ -337,7 +368,6 @@ class CpHiRadixCache:
                 self._backups.fire(node.backup, Trigger.DEVICE_EVICT, Input(reason="flush"))
             else:
                 state.tree.remove(node)
-        state.retries.clear()
 
     def shutdown(self) -> None:
         """End: drop parked inserts, roll back what is pending, drain. Nodes stay as they are for inspection."""
@@ -385,6 +415,13 @@ class CpHiRadixCache:
         self.state.tree.touch(nodes, self.state.now())
         for node in nodes:
             self._host_eviction.refresh(node)
+
+    @staticmethod
+    def _whole(request: Request, key: RadixKey) -> RadixKey:
+        """The part of the key whose KV has all payloads."""
+        if request.whole_pages is None or key.pages <= request.whole_pages:
+            return key
+        return key.slice(0, max(request.whole_pages, request.protected_pages))
 
     def _insert(self, request: Request, key: RadixKey, row: Sequence[LogicalPage], *, chunked: bool) -> Inserted | Declined:
         if self._ops_log is not None:

@@ -155,10 +155,16 @@ class _Canonical:
             tuple(ended),
             tuple(sorted(self._loads[load_id] for load_id in request.loads)),
             request.poisoned,
+            request.whole_pages,
         )
 
     def _batch_form(self, batch: Batch) -> Hashable:
-        return batch.batch_id, self._alive(batch.ops), tuple(sorted(set(batch.readers)))
+        return (
+            batch.batch_id,
+            self._alive(batch.ops),
+            tuple(sorted(batch.stores.items())),
+            tuple(sorted(batch.stored_layers.items())),
+        )
 
     def _alive(self, records: Iterable[Backup]) -> tuple[Hashable, ...]:
         """Names of those that have not ended: an extent that has is passed over by everybody."""

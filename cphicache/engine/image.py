@@ -124,10 +124,14 @@ def dump_state(state: CacheState) -> Image:
             table.indices(request.ops),
             tuple(sorted(request.loads)),
             request.poisoned,
+            request.whole_pages,
         )
         for request in state.requests.values()
     )
-    image["batches"] = tuple((batch.batch_id, table.indices(batch.ops), tuple(batch.readers)) for batch in state.batches.values())
+    image["batches"] = tuple(
+        (batch.batch_id, table.indices(batch.ops), tuple(batch.stores.items()), tuple(sorted(batch.stored_layers.items())))
+        for batch in state.batches.values()
+    )
     image["waiters"] = tuple((waiter.rid, waiter.node_id, waiter.deadline_tick, waiter.woken) for waiter in state.waiters.values())
     image["waiting_for"] = tuple((node_id, tuple(rids)) for node_id, rids in state.waiting_for.items())
     image["parked"] = tuple(
@@ -204,10 +208,12 @@ def load_state(state: CacheState, image: Image) -> None:
     state.numbered = {number: state.loads[name] if is_load else records[name] for number, is_load, name in image["numbered"]}
     state.undoing = list(image["undoing"])
     state.requests = {
-        rid: Request(rid, _node(state, lock), protected_pages, hit_pages, pick(ops), set(loads), poisoned)
-        for rid, lock, protected_pages, hit_pages, ops, loads, poisoned in image["requests"]
+        rid: Request(rid, _node(state, lock), protected_pages, hit_pages, pick(ops), set(loads), poisoned, whole_pages)
+        for rid, lock, protected_pages, hit_pages, ops, loads, poisoned, whole_pages in image["requests"]
     }
-    state.batches = {batch_id: Batch(batch_id, pick(ops), list(readers)) for batch_id, ops, readers in image["batches"]}
+    state.batches = {
+        batch_id: Batch(batch_id, pick(ops), dict(stores), dict(layers)) for batch_id, ops, stores, layers in image["batches"]
+    }
     state.waiters = {row[0]: Waiter(*row) for row in image["waiters"]}
     state.waiting_for = {node_id: list(rids) for node_id, rids in image["waiting_for"]}
     state.parked = {rid: Parked(rid, RadixKey(*key), list(row), deadline_tick) for rid, key, row, deadline_tick in image["parked"]}

@@ -20,6 +20,7 @@ class Refusal(StrEnum):
     PARENT_NOT_BACKED = "parent_not_backed"
     PARENT_ROLLING_BACK = "parent_rolling_back"
     SPLIT_AWAITED = "split_awaited"
+    PAYLOAD_NOT_STORED = "payload_not_stored"
     BELOW_THRESHOLD = "below_threshold"
     OVER_QUOTA = "over_quota"
     NO_DEVICE_PAGES = "no_device_pages"
@@ -127,6 +128,8 @@ class Request:
     ops: list[Backup] = field(default_factory=list)
     loads: set[int] = field(default_factory=set)
     poisoned: bool = False
+    whole_pages: int | None = None
+    """Pages from here on lack a payload, because a forward of theirs ended without it: they never enter the tree (R5). None: all whole."""
 
 
 @dataclass(slots=True)
@@ -151,11 +154,13 @@ class Parked:
 
 @dataclass(slots=True)
 class Batch:
-    """Backups whose KV one forward pass stores, in reservation order."""
+    """What one forward pass stores: backups in reservation order, and by request the first page that it writes."""
 
     batch_id: int
     ops: list[Backup] = field(default_factory=list)
-    readers: list[str] = field(default_factory=list)
+    stores: dict[str, int] = field(default_factory=dict)
+    stored_layers: dict[int, int] = field(default_factory=dict)
+    """Bit mask of the layers that were reported, by payload; all of them at the end of the payload's forward."""
 
 
 class Match(NamedTuple):

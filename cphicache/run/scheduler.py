@@ -288,6 +288,7 @@ class Scheduler:
         segments = []
         for planned in passes:
             job = planned.job
+            cache.stores(job.rid, batch_id, planned.start)
             if planned.prefill:
                 cache.reserve(job.rid, batch_id, cache.key(job.tokens[: planned.end]), job.row)
             segments.append(Segment(job.rid, list(job.row), job.hashes, planned.start, planned.end, job.check_to, job.nodes))

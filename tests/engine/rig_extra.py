@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from cphicache.engine import Refusal
 from cphicache.engine.records import Load
+from cphicache.engine.state import KVEvent
 from cphicache.spaces.types import LogicalPage
 from cphicache.transfer.port import OpKey
 from tests.engine.rig import Rig, RigOver, Side
@@ -69,9 +70,9 @@ def frozen(rig: RigOver[Any]) -> list[tuple[object, Hashable]]:
     return [(side.census(), side.cache.canonical()) for side in rig.sides]
 
 
-def kv_events(rig: RigOver[Any]) -> list[tuple[bool, str, int, int]]:
+def kv_events(rig: RigOver[Any]) -> list[KVEvent]:
     """(stored, medium, node, pages) since the last call."""
-    return rig.each(lambda side: [tuple(event) for event in side.cache.take_events()])
+    return rig.each(lambda side: side.cache.take_events())
 
 
 def next_numbers(rig: RigOver[Any]) -> tuple[int, ...]:

@@ -166,7 +166,8 @@ class SmallScheduler:
             else:
                 chunked = not self._is_whole(request)
                 pages = self.cache.insert_unfinished(rid, self._key(request), request.row, chunked=chunked)
-                request.row = request.row if pages is None else pages
+                if pages is not None:  # not the whole row where a payload was not stored
+                    request.row[: len(pages)] = pages
                 answers.append(pages)
         self.batch.clear()
         return answers

@@ -39,6 +39,7 @@ def test_each_layer_is_submitted_when_it_was_stored() -> None:
         rig.end_payload(payload)
     rig.end_forward()
     assert [(payload, layers) for _, payload, layers in submissions(rig)] == ALL_LAYERS
+    assert rig.cache.counters.stale == {}
     rig.rest()
 
 
@@ -221,4 +222,21 @@ def test_stored_kv_goes_the_same_way_with_all_layers_at_once() -> None:
     rig.finish_all()
     rig.tick(2)
     assert rig.state("ab") is C
+    rig.rest()
+
+
+def test_kv_without_draft_never_enters_the_tree() -> None:
+    """R5, R11: no draft forward comes for a batch: its backup rolls back, its KV is never inserted, hit, backed up or leaked."""
+    rig = Rig()
+    assert rig.begin("r0", "abcd")
+    rig.reserve("r0")
+    rig.layer(0, *range(3))
+    rig.end_payload(0)
+    rig.end_forward()
+    rig.insert("r0")
+    assert rig.match("abcd").device_pages == []
+    rig.settle()
+    assert rig.each(lambda side: side.cache.counters.committed) == 0
+    assert rig.finish("r0")
+    assert rig.match("abcd").device_pages == []
     rig.rest()

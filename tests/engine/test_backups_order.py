@@ -124,6 +124,7 @@ def test_a_failed_parent_takes_its_child_along_and_a_hit_backs_up_both(rank: int
     rig.finish_all()
     rig.settle()
     assert rig.states("ab", "abcd") == [C, C]
+    assert rig.cache.state.retries == {}  # nobody waits to be tried again any more
     counters = rig.cache.counters
     assert counters.rolled_back == {"agreed_failed": 1, "parent_lost": 1}
     assert counters.tokens_submitted == counters.tokens_committed + counters.tokens_wasted == 16
@@ -192,8 +193,10 @@ def test_refused_nodes_of_a_chain_are_tried_again_in_one_tick() -> None:
     rig.hold()
     rig.serve("full", "stuvwxyz")
     rig.serve("r1", "abcd")
-    rig.serve("r2", "abcdef")
+    rig.tick()
+    rig.serve("r2", "abcdef")  # hits both
     assert rig.states("abcd", "abcdef") == [N, N]
+    assert rig.cache.counters.refused["parent_not_backed"] == 2  # before its forward, and at its insert
     rig.fail_copies(rig.node("stuvwxyz").backup.key, 0)
     rig.finish_all()
     rig.tick(2)
@@ -203,6 +206,32 @@ def test_refused_nodes_of_a_chain_are_tried_again_in_one_tick() -> None:
     rig.finish_all()
     rig.settle()
     assert rig.states("abcd", "abcdef") == [C, C]
+    assert list(rig.cache.state.retries) == [rig.node("stuvwxyz").id]
+    rig.rest()
+
+
+def test_nothing_is_reserved_below_a_parent_that_drains() -> None:
+    """R15: below a node that is rolling back an extent is refused before its forward, and so is its node's hit; when both have slots
+    again a hit backs up the parent, then the child."""
+    rig = Rig()
+    rig.hold()
+    rig.serve("r1", "ab")
+    rig.fail_copies(rig.node("ab").backup.key, 0, drained=False)
+    rig.tick(2)
+    assert rig.state("ab") is B
+    rig.begin("r2", "abcd")
+    assert not rig.chunk("r2")
+    rig.forward()
+    rig.finish("r2")
+    assert rig.states("ab", "abcd") == [B, N]
+    assert rig.cache.counters.refused == {"parent_rolling_back": 2}
+    rig.finish_all()
+    rig.tick(2)
+    assert rig.states("ab", "abcd") == [N, N]
+    rig.hold(False)
+    rig.serve("r3", "abcd")
+    rig.settle()
+    assert rig.states("ab", "abcd") == [C, C]
     rig.rest()
 
 
@@ -264,6 +293,20 @@ def test_a_node_is_tried_again_a_bounded_number_of_times(max_retries: int) -> No
     assert rig.state("ab") is N
     rig.serve("r2", "ab")
     assert rig.state("ab") is L
+    rig.rest()
+
+
+@pytest.mark.parametrize("max_retries", [0, 2])
+def test_a_node_that_is_refused_again_and_again_is_left_alone(max_retries: int) -> None:
+    """R15: a node that finds no room is tried ``max_retries`` times on slots that others freed."""
+    rig = Rig(host_slots=4, max_retries=max_retries)
+    rig.serve("big", "uvwxyz")
+    for attempt in range(max_retries + 2):
+        rig.begin(f"other{attempt}", "ab")
+        rig.chunk(f"other{attempt}")
+        rig.abort(f"other{attempt}")
+        rig.tick(2)
+    assert (rig.state("uvwxyz"), rig.cache.counters.retries) == (N, max_retries)
     rig.rest()
 
 

@@ -308,7 +308,7 @@ def rich_state() -> CacheState:
     tree.set_loading(loading, load.load_id)
     request = Request("r", loading, 1, 1, [head, heir], {load.load_id})
     state.requests["r"] = request
-    state.batches[3] = Batch(3, [head, heir], ["r"])
+    state.batches[3] = Batch(3, [head, heir], {"r": 3})
     state.waiters["w"] = Waiter("w", pending.id, 44)
     state.waiting_for[pending.id] = ["w"]
     state.parked["p"] = Parked("p", RadixKey.of([5, 5], 2), [LogicalPage(3)], 45)
@@ -425,6 +425,7 @@ DECIDES: dict[str, Change] = {
     "Request.ops": lambda state: request(state).ops.pop(),
     "Request.loads": lambda state: request(state).loads.clear(),
     "Request.poisoned": put(request, "poisoned", True),
+    "Request.whole_pages": put(request, "whole_pages", 1),
     "Waiter.rid": lambda state: setattr(state.waiters["w"], "rid", "q"),
     "Waiter.node_id": lambda state: setattr(state.waiters["w"], "node_id", plain(state).node_id),
     "Waiter.deadline_tick": lambda state: setattr(state.waiters["w"], "deadline_tick", 43),
@@ -435,7 +436,8 @@ DECIDES: dict[str, Change] = {
     "Parked.deadline_tick": lambda state: setattr(state.parked["p"], "deadline_tick", 46),
     "Batch.batch_id": lambda state: setattr(state.batches[3], "batch_id", 4),
     "Batch.ops": lambda state: state.batches[3].ops.pop(),
-    "Batch.readers": lambda state: state.batches[3].readers.clear(),
+    "Batch.stores": lambda state: state.batches[3].stores.clear(),
+    "Batch.stored_layers": lambda state: state.batches[3].stored_layers.update({0: 1}),
 }
 """A change of each field that must show in the canonical form."""
 

@@ -11,9 +11,9 @@ from tests.engine.rig_extra import ALL_TOKENS, ask_load, frozen, host_only_slots
 C = State.COMMITTED
 
 
-def unpromised(**options: int) -> Rig:
+def unpromised() -> Rig:
     """A rig in which nothing on the host is ever promised, so that everything is computed anew."""
-    return Rig(load_back_threshold=ALL_TOKENS, **options)
+    return Rig(load_back_threshold=ALL_TOKENS)
 
 
 def compute(rig: Rig, rid: str, text: str) -> None:

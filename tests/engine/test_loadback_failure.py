@@ -94,7 +94,8 @@ def test_pages_and_lock_are_kept_to_the_agreed_drain(rank: int, drains: str) -> 
         end_copies(rig, 1)
         rig.tick(2)
     assert not rig.cache.state.loads
-    assert (node.lock_ref, node.host_ref, node.loading, node.pages) == (0, 0, None, None)
+    assert (node.lock_ref, node.host_ref, node.loading) == (0, 0, None)
+    assert rig.node("abcd").pages is None
     assert op.state is B
     assert not rig.has("abcdx")
     rig.finish_all()

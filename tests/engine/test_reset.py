@@ -9,8 +9,10 @@ from functools import partial
 import pytest
 
 from cphicache.lifecycle import State
+from cphicache.transfer.port import OpKey
 from tests.engine.rig import Rig
 from tests.engine.rig_extra import back_up, next_numbers, to_host
+from tests.engine_fakes import FakeTransfer
 
 N, R, L, C, B = (
     State.DEVICE_VALID_HOST_NONE,
@@ -111,11 +113,18 @@ def no_locks(rig: Rig) -> None:
     assert all(not node.lock_ref for node in rig.cache.state.tree.nodes())
 
 
+def keys(transfer: FakeTransfer, name: str) -> list[OpKey]:
+    """The operations that these calls were about, in order."""
+    found = [args[0] for args in transfer.called(name)]
+    assert all(isinstance(key, OpKey) for key in found)
+    return [key for key in found if isinstance(key, OpKey)]
+
+
 def ended_once(rig: Rig) -> None:
     """Every operation that was ever reserved has ended once, by commit or by release, under a generation that nobody had before."""
     for side in rig.sides:
-        reserved = [args[0] for args in side.transfer.called("reserve")]
-        ended = [args[0] for name in ("commit", "release") for args in side.transfer.called(name)]
+        reserved = keys(side.transfer, "reserve")
+        ended = keys(side.transfer, "commit") + keys(side.transfer, "release")
         assert sorted(ended) == sorted(reserved)
         generations = [key.generation for key in reserved]
         assert generations == sorted(set(generations))
@@ -179,8 +188,9 @@ ACTIONS = {
 @pytest.mark.parametrize(("chunks", "cut"), CUTS, ids=NAMES)
 def test_at_any_point_of_a_request(chunks: int, cut: int, around: Callable[[Rig], None], action: str) -> None:
     """R18, R14: between any two layer reports, and at every other point of a request's way, with one chunk and with two in flight,
-    alone, on a prefix that is being loaded, and with a load-back, a parked insert and a deferred request around: abort, reset, flush and shutdown are legal, leave nothing
-    pending and every account exact; the forward runs on to its end, numbers never restart, and the next request is served."""
+    alone, on a prefix that is being loaded, and with a load-back, a parked insert and a deferred request around: abort, reset, flush
+    and shutdown are legal, leave nothing pending and every account exact; the forward runs on to its end, numbers never restart, and
+    the next request is served."""
     rig = Rig()
     around(rig)
     assert rig.begin("r", TEXT[chunks])

@@ -154,3 +154,24 @@ def test_shutdown_keeps_the_nodes() -> None:
         assert rig.states("ab", "cd") == [C, N]
     assert rig.cache.protected_size() == 0
     rig.rest()
+
+
+def test_a_drain_takes_as_many_rounds_as_there_are_failures() -> None:
+    """R18, R21: a round passes nothing behind the first failure that it agrees on, so that a reset goes on until all is passed: here two
+    load-backs that fail on different ranks, and a backup behind them."""
+    rig = Rig()
+    to_host(rig, "ab", "pq")
+    rig.hold()
+    for rank, text in enumerate(("ab", "pq")):
+        assert ask_load(rig, text, text).pages
+        rig.local(rank).fail_copy_next = True
+        rig.start_loads()
+    rig.serve("flies", "cd")
+    rig.together(lambda side: side.cache.reset_backups())
+    assert not rig.cache.state.loads
+    assert not rig.cache.state.numbered
+    assert rig.cache.counters.load_backs_failed == 2
+    assert [rig.node(text).pages for text in ("ab", "pq")] == [None, None]
+    assert rig.state("cd") is N
+    assert rig.cache.counters.drain_reductions == 3
+    rig.rest()

@@ -288,3 +288,45 @@ def test_a_binding_that_would_divide_a_pending_node_is_declined_too() -> None:
     assert (op.state, op.bound, op.node) == (C, True, rig.node("abxyz"))
     assert rig.cache.counters.tokens_wasted == 4
     rig.rest()
+
+
+def test_parked_inserts_go_before_retries() -> None:
+    """R17, R15: in the tick in which a backup ends, a parked insert is made, and what it hits is backed up, before a node that was
+    refused for want of slots is tried again with those that came free."""
+    rig = Rig(host_slots=8)
+    (rid,) = together(rig, "abxy")
+    assert not rig.finish(rid)
+    rig.serve("refused", "mn")
+    assert rig.state("mn") is N
+    fail_backup(rig, rig.node("abcd").backup.key, 1)
+    rig.tick()
+    seen = len(rig.sides[0].log.events)
+    assert rig.tick().inserted == [rid]
+    reserved = [(e["node"], e["reason"]) for e in rig.sides[0].log.events[seen:] if e.get("after") == "RESERVED"]
+    assert reserved[0] == (rig.node("ab").id, "hit")
+    assert (rig.node("mn").id, "retry") in reserved[1:]
+    rig.hold(False)
+    rig.finish_all()
+    rig.settle()
+    rig.rest()
+
+
+def test_both_halves_of_a_refused_node_are_tried_again() -> None:
+    """R17, R15: a split of a node that waits to be tried again leaves neither half out: both are, parents first, when slots come free."""
+    rig = Rig(host_slots=8)
+    rig.hold()
+    rig.serve("full", "mnopqrst")
+    rig.serve("refused", "abcd")
+    assert rig.begin("splits", "abxyz")
+    rig.chunk("splits", upto=6)
+    rig.forward()
+    assert rig.insert("splits", chunked=True) is not None, "no hit"
+    assert rig.states("ab", "abcd") == [N, N]
+    rig.hold(False)
+    fail_backup(rig, rig.node("mnopqrst").backup.key, 0)
+    rig.tick(2)
+    retried = [e["node"] for e in rig.events("step", after="RESERVED", reason="retry")]
+    assert retried[:2] == [rig.node("ab").id, rig.node("abcd").id]
+    rig.settle()
+    assert rig.states("ab", "abcd") == [C, C]
+    rig.rest()

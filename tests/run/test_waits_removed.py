@@ -12,7 +12,7 @@ Which part of the run sees it depends on the wait:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -23,7 +23,6 @@ from cphicache.engine import CpHiRadixCache
 from cphicache.run import world as world_module
 from cphicache.run.config import RunConfig
 from cphicache.run.jobs import load_requests, make_jobs
-from cphicache.run.report import Summary
 from cphicache.run.world import RankWorld
 from cphicache.spaces.types import LogicalPage
 from cphicache.transfer.port import OpKey, Wait
@@ -33,7 +32,7 @@ from tests.run.stream_wrappers import RecordingStreams, RunAheadStreams
 from tests.run.worlds import assert_fine, serve, small
 from tests.streams.dropping import DroppingStreams
 
-SEEDS = range(4)
+SEEDS = range(8)
 JITTER = 5.0
 """Long tails: now and then a copy outlasts many steps."""
 
@@ -42,41 +41,36 @@ def clock(config: RunConfig, rank: int) -> VirtualStreams:
     return VirtualStreams(seed=config.seed * 7 + rank, jitter=JITTER)
 
 
-def serve_on(make: Callable[[RunConfig, int], Streams]) -> list[Summary]:
-    """One rank, so that nothing but its own streams orders its work."""
-    return [serve(small(cp_size=1, seed=seed), streams=make) for seed in SEEDS]
+def pressed(seed: int) -> RunConfig:
+    """One rank, so that nothing but its own streams orders its work; pools so small that much is loaded back soon after its backup."""
+    return small(cp_size=1, seed=seed, device_tokens=384, host_tokens=512)
 
 
 def one_rank(config: RunConfig, streams: Streams) -> RankWorld:
     return RankWorld(config, 0, load_requests(config), SingleReducer(), streams=streams)
 
 
-def mismatches(summaries: list[Summary]) -> int:
-    return sum(summary["checks"]["mismatches"] for summary in summaries)
-
-
-@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("depth", [0, 4])
 def test_no_byte_is_wrong_with_every_wait(depth: int) -> None:
-    """R34: the green twin: with long tails of copies, and with a scheduler two steps ahead of the device, every byte is right."""
-    for summary in serve_on(lambda config, rank: RunAheadStreams(clock(config, rank), depth)):
-        assert_fine(summary)
+    """R34: the green twin: with long tails of copies, and with a scheduler four steps ahead of the device, every byte is right."""
+    for seed in SEEDS:
+        assert_fine(serve(pressed(seed), streams=lambda config, rank: RunAheadStreams(clock(config, rank), depth)))
 
 
 @pytest.mark.parametrize(
     ("why", "depth"),
-    [(Wait.STORE_TO_COPY, 0), (Wait.LOAD_TO_READ, 0), (Wait.DRAIN_TO_FREE, 0), (Wait.READ_TO_LOAD, 2)],
+    [(Wait.STORE_TO_COPY, 0), (Wait.LOAD_TO_READ, 0), (Wait.DRAIN_TO_FREE, 0), (Wait.READ_TO_LOAD, 4)],
 )
 def test_bytes_are_wrong_without_the_wait(why: Wait, depth: int) -> None:
-    """R34: with this one wait removed, and all others kept, reused KV differs from what the model would have written."""
-    dropping: list[DroppingStreams] = []
+    """R34: with this one wait removed, and all others kept, reused KV differs from what the model would have written, for at least one
+    of the seeds that are right above."""
 
-    def make(config: RunConfig, rank: int) -> Streams:
-        dropping.append(DroppingStreams(clock(config, rank), why))
-        return RunAheadStreams(dropping[-1], depth)
+    def mismatches(seed: int) -> int:
+        dropping = DroppingStreams(clock(pressed(seed), 0), why)
+        summary = serve(pressed(seed), streams=lambda config, rank: RunAheadStreams(dropping, depth))
+        return int(summary["checks"]["mismatches"])
 
-    found = mismatches(serve_on(make))
-    assert sum(streams.dropped for streams in dropping) > 0
-    assert found > 0
+    assert any(mismatches(seed) > 0 for seed in SEEDS)
 
 
 # -- copies whose bytes nobody reads ---------------------------------------------------------------------------------------------
@@ -116,7 +110,7 @@ def test_copies_carry_wrong_bytes_when_their_pages_are_reused(drop: bool, monkey
     held then; without it some carry what the next owner stored."""
     right: list[bool] = []
     dropped = 0
-    for seed in SEEDS:
+    for seed in SEEDS[:4]:
         config = small(cp_size=1, seed=seed, abort_rate=0.4)
         streams = DroppingStreams(clock(config, 0), Wait.COPY_TO_REUSE)
         world = one_rank(config, streams if drop else clock(config, 0))
@@ -140,9 +134,8 @@ def watch_slots(world: RankWorld, recording: RecordingStreams, monkeypatch: pyte
         reserve(op, pages)
         for item in recording.items[seen:]:
             if item.batch is not None:
-                last_use_us.update(
-                    dict.fromkeys(((item.batch.payload, slot) for slot in item.batch.host_rows.tolist()), item.done_us)
-                )
+                for key in ((item.batch.payload, slot) for slot in item.batch.host_rows.tolist()):
+                    last_use_us[key] = max(item.done_us, last_use_us.get(key, 0.0))
         seen = len(recording.items)
         for payload, rows in world.transfer._backups[op].host_rows.items():
             used = [last_use_us[payload, slot] for slot in rows.tolist() if (payload, slot) in last_use_us]
@@ -158,7 +151,7 @@ def test_host_slots_are_reused_only_after_the_drain(drop: bool, monkeypatch: pyt
     """R14, R18: no reservation gets a host slot that a copy in flight still writes or reads, although most slots have been used before.
     Without DRAIN_TO_FREE some do."""
     reused = taken_early = 0
-    for seed in SEEDS:
+    for seed in SEEDS[:4]:
         config = small(cp_size=1, seed=seed, host_tokens=256, reclaim_device_valid=True, abort_rate=0.2)
         recording = RecordingStreams(clock(config, 0))
         world = one_rank(config, DroppingStreams(recording, Wait.DRAIN_TO_FREE) if drop else recording)
