@@ -38,6 +38,7 @@ from cphicache.check.views import (
     NumberedView,
     OperationView,
     ParkedView,
+    PinView,
     RequestView,
     WaiterView,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "NumberedView",
     "OperationView",
     "ParkedView",
+    "PinView",
     "RequestView",
     "Rule",
     "WaiterView",

@@ -125,7 +125,7 @@ def check_locks(book: Book) -> None:
 
 
 def check_holds(book: Book) -> None:
-    """``host_ref`` is the number of extents and load-backs that pin the node on the host."""
+    """``host_ref`` is the number of extents, load-backs and pins that keep the node on the host; no pin outlives its tick."""
     counts = Counter[int]()
     for op in book.census.operations:
         if op.host_hold is not None:
@@ -135,6 +135,10 @@ def check_holds(book: Book) -> None:
         book.same(Rule.HOLDS, "pinned parent", expected, None if op.host_hold is None else op.host_hold[0], op.node)
     for load in book.census.loads:
         counts.update(node.id for node in book.range_up(load.last, load.pages, Rule.HOLDS, f"load-back {load.load}"))
+    for pin in book.census.pins:
+        counts.update(node.id for node in book.range_up(pin.node, pin.pages, Rule.HOLDS, "pin"))
+        if pin.expires_tick <= book.census.tick:
+            book.note(Rule.HOLDS, f"a pin that ends after tick {book.census.tick}", pin.expires_tick, pin.node)
     for node in book.below_root:
         book.same(Rule.HOLDS, "host_ref", counts[node.id], node.host_ref, node.id)
 

@@ -103,6 +103,15 @@ class ParkedView(RequestView):
 
 
 @dataclass(frozen=True, slots=True)
+class PinView:
+    """A prefix that is kept on the host for some ticks: the ``pages`` pages that end with ``node``."""
+
+    node: int
+    pages: int
+    expires_tick: int
+
+
+@dataclass(frozen=True, slots=True)
 class WaiterView:
     """A request that waits until the backup of ``node`` has ended."""
 
@@ -144,6 +153,7 @@ class Census:
     loads: tuple[LoadView, ...]
     requests: tuple[RequestView, ...]
     parked: tuple[ParkedView, ...]
+    pins: tuple[PinView, ...]
     waiters: tuple[WaiterView, ...]
     free_pages: tuple[int, ...]
     ledger_free: Mapping[tuple[int, str], int]

@@ -481,11 +481,15 @@ class Backups:
         if record.node is not None:
             self._state.tree.unlock(record.node)
 
+    def release_host_hold(self, node: Node[Backup], pages: int) -> None:
+        """Give a hold on host copies back: they may be taken again, or reclaimed."""
+        self._state.tree.release_host(node, pages)
+        self._host_eviction.file(node)
+
     def _unlink(self, record: Backup) -> None:
         """An extent is bound, or gone: it keeps its parent's host copy no longer."""
         if record.hold is not None:
-            self._state.tree.release_host(*record.hold)
-            self._host_eviction.file(record.hold[0])
+            self.release_host_hold(*record.hold)
             record.hold = None
         if record.parent is not None:
             record.parent.heirs.remove(record)

@@ -8,6 +8,7 @@ A scheduler step is: :meth:`begin_tick`; aborts; for each request :meth:`prepare
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from itertools import takewhile
 
 from cphicache.agree.port import Reducer
 from cphicache.engine.agreement import Agreement
@@ -94,6 +95,7 @@ class CpHiRadixCache:
         self._agreement.apply_outstanding()
         self._loads.undo_drained()
         self._agreement.issue()
+        self._waiting.unpin()
         inserted, dropped = self._insert_parked()
         self._waiting.retry()
         poisoned = [request.rid for request in state.requests.values() if request.poisoned]
@@ -170,6 +172,18 @@ class CpHiRadixCache:
             self._device_eviction.evict_for_lanes(lambda: self.state.alloc.lane_shortage(pages, after))
             found = self.state.alloc.alloc(pages, after)
         return found
+
+    def pin_host(self, key: RadixKey, ticks: int) -> int:
+        """Keep the host copy of ``key``'s prefix from eviction for so many ticks: of the nodes that are committed and matched whole.
+
+        Returns the tokens pinned. A pin ends by itself; pins of one prefix add up to the latest end.
+        """
+        if ticks < 1:
+            raise CacheMisuse(f"pin for {ticks} ticks: give at least 1")
+        walk = self.state.tree.walk(key)
+        whole = walk.path[:-1] if walk.partial_pages else walk.path
+        committed = list(takewhile(lambda node: node.backup.state is State.COMMITTED, whole))
+        return self._waiting.pin(committed, ticks)
 
     def evict(self, tokens: int) -> EvictResult:
         """Free ``tokens`` device tokens, or as many as there are."""
@@ -360,6 +374,7 @@ class CpHiRadixCache:
             raise CacheMisuse(f"flush with {len(running)} requests running ({running[0]!r}, ...): end them first")
         for rid in list(state.parked):
             self._drop_parked(rid, "flush")
+        self._waiting.unpin(everything=True)
         self.reset_backups()
         for node in reversed(list(state.tree.nodes())):
             if node.backup.state is State.COMMITTED:

@@ -78,6 +78,8 @@ class _Canonical:
                 (parked.rid, parked.key, tuple(parked.row), self._ticks_left(parked.deadline_tick))
                 for parked in state.parked.values()
             ),
+            # Each ends by itself: their order does not matter.
+            tuple(sorted((self._positions[pin.node.id], pin.pages, self._ticks_left(pin.expires_tick)) for pin in state.pins)),
             # Batches and waiters are only ever looked up by name.
             tuple(self._batch_form(batch) for _, batch in sorted(state.batches.items())),
             tuple(self._waiter_form(waiter) for _, waiter in sorted(state.waiters.items())),

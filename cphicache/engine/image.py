@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from cphicache.engine.config import CacheConfig
 from cphicache.engine.counters import Counters
-from cphicache.engine.records import Backup, Batch, Load, LoadState, Parked, Request, Waiter
+from cphicache.engine.records import Backup, Batch, Load, LoadState, Parked, Pin, Request, Waiter
 from cphicache.engine.state import CacheState, KVEvent
 from cphicache.lifecycle import State
 from cphicache.tree import Node, RadixKey
@@ -137,6 +137,7 @@ def dump_state(state: CacheState) -> Image:
     image["parked"] = tuple(
         (parked.rid, _key_values(parked.key), tuple(parked.row), parked.deadline_tick) for parked in state.parked.values()
     )
+    image["pins"] = tuple((pin.node.id, pin.pages, pin.expires_tick) for pin in state.pins)
     image["host_only_need"] = tuple(state.host_only_need)
     image["counters"] = {field.name: _dump_count(getattr(state.counters, field.name)) for field in fields(Counters)}
     image["kv_events"] = tuple(tuple(event) for event in state.kv_events)
@@ -217,6 +218,7 @@ def load_state(state: CacheState, image: Image) -> None:
     state.waiters = {row[0]: Waiter(*row) for row in image["waiters"]}
     state.waiting_for = {node_id: list(rids) for node_id, rids in image["waiting_for"]}
     state.parked = {rid: Parked(rid, RadixKey(*key), list(row), deadline_tick) for rid, key, row, deadline_tick in image["parked"]}
+    state.pins = [Pin(_node(state, node_id), pages, expires_tick) for node_id, pages, expires_tick in image["pins"]]
     state.host_only_need = list(image["host_only_need"])
     for name, count in image["counters"].items():
         setattr(state.counters, name, Counter(count) if isinstance(count, dict) else count)

@@ -153,6 +153,15 @@ class Parked:
 
 
 @dataclass(slots=True)
+class Pin:
+    """A prefix whose host copy may not be taken before a tick: the ``pages`` pages that end with ``node``."""
+
+    node: Node[Backup]
+    pages: int
+    expires_tick: int
+
+
+@dataclass(slots=True)
 class Batch:
     """What one forward pass stores: backups in reservation order, and by request the first page that it writes."""
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from cphicache.alloc import PageAllocator
 from cphicache.engine.config import CacheConfig
 from cphicache.engine.counters import Counters
-from cphicache.engine.records import Backup, Batch, Load, Parked, Request, Waiter
+from cphicache.engine.records import Backup, Batch, Load, Parked, Pin, Request, Waiter
 from cphicache.ledger import HostLedger, Need, need_of
 from cphicache.spaces.types import LogicalPage
 from cphicache.tree import Node, RadixTree
@@ -59,6 +59,7 @@ class CacheState:
         self.waiting_for: dict[int, list[str]] = {}
         self.parked: dict[str, Parked] = {}
         self.retries: dict[int, Backup] = {}
+        self.pins: list[Pin] = []
         self.retried_epoch = -1
         self.host_only_need = [0] * config.cp_size
         """Slots by rank that host-only committed nodes hold: the most that host eviction could free."""

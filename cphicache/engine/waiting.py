@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cphicache.engine.backups import Backups
-from cphicache.engine.records import Backup, Refusal, Waiter
+from cphicache.engine.records import Backup, Pin, Refusal, Waiter
 from cphicache.engine.state import CacheState
 from cphicache.events import EventLog
 from cphicache.lifecycle import Input, State, Trigger
@@ -72,6 +72,23 @@ class Waiting:
             if not self._backups.reserve_stored(record, "retry", retry=True):
                 break
         state.retried_epoch = epoch
+
+    def pin(self, nodes: list[Node[Backup]], ticks: int) -> int:
+        """Keep the host copies of a chain of committed nodes from eviction for so many ticks; returns the tokens pinned."""
+        pages = sum(node.length_pages for node in nodes)
+        if not pages:
+            return 0
+        self._state.tree.hold_host(nodes[-1], pages)
+        self._state.pins.append(Pin(nodes[-1], pages, self._state.tick + ticks))
+        if self._log is not None:
+            self._log.note(self._state.tick, "pinned", nodes=[node.id for node in nodes], ticks=ticks)
+        return pages * self._state.config.page_size
+
+    def unpin(self, *, everything: bool = False) -> None:
+        """End the pins that have expired."""
+        for pin in [pin for pin in self._state.pins if everything or pin.expires_tick <= self._state.tick]:
+            self._state.pins.remove(pin)
+            self._backups.release_host_hold(pin.node, pin.pages)
 
     def give_up_parked(self, rid: str, reason: Refusal | str) -> None:
         """Note that a parked insert is dropped."""

@@ -11,6 +11,7 @@ from cphicache.check.views import (
     NumberedView,
     OperationView,
     ParkedView,
+    PinView,
     RequestView,
     WaiterView,
 )
@@ -59,6 +60,7 @@ def take_census(
             if rid not in state.parked
         ),
         parked=tuple(_parked(state, rid) for rid in state.parked),
+        pins=tuple(PinView(pin.node.id, pin.pages, pin.expires_tick) for pin in state.pins),
         waiters=tuple(WaiterView(waiter.rid, waiter.node_id, waiter.woken) for waiter in state.waiters.values()),
         free_pages=tuple(page for lists in state.alloc.snapshot() for lane in lists for page in lane),
         ledger_free={(each, name): state.ledger.free(each, name) for each in range(config.cp_size) for name in payloads},

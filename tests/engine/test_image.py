@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cphicache.engine import CacheConfig, CpHiRadixCache, TickReport, WriteBackShort, WritePolicy
 from cphicache.engine.image import Image
-from cphicache.engine.records import Backup, Batch, Load, LoadState, Parked, Request, Waiter
+from cphicache.engine.records import Backup, Batch, Load, LoadState, Parked, Pin, Request, Waiter
 from cphicache.engine.state import CacheState
 from cphicache.lifecycle import State
 from cphicache.spaces.types import LogicalPage
@@ -311,6 +311,8 @@ def rich_state() -> CacheState:
     state.batches[3] = Batch(3, [head, heir], {"r": 3})
     state.waiters["w"] = Waiter("w", pending.id, 44)
     state.waiting_for[pending.id] = ["w"]
+    tree.hold_host(committed, 1)
+    state.pins.append(Pin(committed, 1, 60))
     state.parked["p"] = Parked("p", RadixKey.of([5, 5], 2), [LogicalPage(3)], 45)
     state.kv_event(stored=True, medium="device", node=plain)
     return state
@@ -387,6 +389,10 @@ DECIDES: dict[str, Change] = {
     "CacheState.waiting_for": lambda state: state.waiting_for.clear(),
     "CacheState.parked": lambda state: state.parked.clear(),
     "CacheState.retries": lambda state: state.retries.clear(),
+    "CacheState.pins": lambda state: state.pins.clear(),
+    "Pin.node": lambda state: setattr(state.pins[0], "node", plain(state).node),
+    "Pin.pages": lambda state: setattr(state.pins[0], "pages", 2),
+    "Pin.expires_tick": lambda state: setattr(state.pins[0], "expires_tick", 61),
     "CacheState.retried_epoch": put_state("retried_epoch", 1),
     "CacheState.host_only_need": put_state("host_only_need", [2, 0]),
     "Backup.state": put(extent, "state", State.ROLLED_BACK),
@@ -476,7 +482,7 @@ CONSTANT = {
 
 def all_fields() -> set[str]:
     names = {f"CacheState.{name}" for name in vars(rich_state())}
-    for kind in (Load, Request, Waiter, Parked, Batch):
+    for kind in (Load, Request, Waiter, Parked, Pin, Batch):
         assert is_dataclass(kind)
         names |= {f"{kind.__name__}.{field.name}" for field in fields(kind)}
     slots = [slot for kind in Backup.__mro__ for slot in getattr(kind, "__slots__", ())]

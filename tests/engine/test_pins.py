@@ -1,0 +1,75 @@
+"""Pins: a prefix that stays on the host for some ticks, whoever needs the room."""
+
+from __future__ import annotations
+
+import pytest
+
+from cphicache.engine import CacheMisuse
+from tests.engine.rig import Rig
+from tests.engine.rig_extra import to_host
+
+
+def pin(rig: Rig, text: str, ticks: int) -> object:
+    return rig.each(lambda side: side.cache.pin_host(rig.key(text), ticks))
+
+
+def full_host() -> Rig:
+    """Two host-only nodes fill the host pool; ``abcd`` is the older one, so it would go first."""
+    rig = Rig(ranks=[0], cp_size=1, host_slots=16)
+    to_host(rig, "abcd", "efgh")
+    return rig
+
+
+def test_a_pinned_prefix_is_no_victim_until_it_expires() -> None:
+    """R27: host eviction passes over a pinned node, and takes it once the pin has expired by tick."""
+    rig = full_host()
+    assert pin(rig, "abcd", 1000) == 8
+    rig.serve("r0", "ijkl")
+    rig.settle()
+    assert rig.has("abcd")
+    assert not rig.has("efgh")
+    rig.each(lambda side: side.cache.flush())
+
+    rig = full_host()
+    assert pin(rig, "abcd", 2) == 8
+    rig.tick(2)
+    rig.serve("r0", "ijkl")
+    rig.settle()
+    assert not rig.has("abcd")
+    assert rig.has("efgh")
+    rig.rest()
+
+
+def test_a_pin_that_leaves_too_little_refuses_the_reservation() -> None:
+    """R16, R27: pinned nodes are in no candidate set; if the others do not suffice, nothing is evicted and the reason is logged."""
+    rig = full_host()
+    pin(rig, "abcd", 1000)
+    pin(rig, "efgh", 1000)
+    rig.serve("r0", "ijkl")
+    assert rig.has("abcd")
+    assert rig.has("efgh")
+    assert rig.each(lambda side: side.cache.counters.refused.total()) > 0
+    rig.each(lambda side: side.cache.flush())
+    rig.rest()
+
+
+def test_a_pin_outlasts_a_split_and_a_flush_ends_it() -> None:
+    """R27, R28: both halves of a pinned node stay pinned; a flush, which forgets the node, forgets the pin."""
+    rig = full_host()
+    assert pin(rig, "abcd", 1000) == 8
+    rig.serve("r0", "abxy")
+    rig.settle()
+    assert [node.host_ref for node in rig.each(lambda side: tuple(side.cache.match_prefix(rig.key("abcd")).walk.path))] == [1, 1]
+    rig.each(lambda side: side.cache.flush())
+    assert rig.cache.state.pins == []
+    rig.rest()
+
+
+def test_only_whole_committed_nodes_are_pinned() -> None:
+    """R8, R27: what is not committed, or matched in part, has nothing on the host to pin."""
+    rig = full_host()
+    assert pin(rig, "abc", 5) == 0
+    assert pin(rig, "zz", 5) == 0
+    assert rig.cache.state.pins == []
+    with pytest.raises(CacheMisuse, match="pin for 0 ticks: give at least 1"):
+        rig.cache.pin_host(rig.key("abcd"), 0)
