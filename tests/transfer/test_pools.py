@@ -7,75 +7,19 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from cphicache.transfer.backends import SUPPORTED, UnsupportedCombination, require_supported
+from cphicache.transfer.backends import UnsupportedCombination, require_supported
 from cphicache.transfer.backends.port import plan_rows
 from cphicache.transfer.pools.device import DevicePool, KVShape
 from cphicache.transfer.pools.host import HostKVPool, LayerFirstHostPool
 from cphicache.transfer.streams.port import Streams
 from cphicache.transfer.streams.threads import ThreadStreams
 from cphicache.transfer.streams.virtual import VirtualStreams
-from tests.transfer.rigs import assert_same, copied, fill, random_items, same, shape_of, snapshot
-
-DEVICE_PAGES, HOST_PAGES = 13, 11
-PATTERNS = {
-    "one page": ([3], [5]),
-    "contiguous": ([2, 3, 4, 5], [6, 7, 8, 9]),
-    "scattered": ([9, 2, 10, 5, 6], [0, 7, 4, 9, 10]),
-    "reversed": ([8, 7, 6], [3, 2, 1]),
-    "nothing": ([], []),
-}
-"""Device pages and host pages."""
+from tests.transfer.rigs import assert_same, fill, random_items, same, shape_of, snapshot
 
 STREAMS: dict[str, Callable[[], Streams]] = {
     "threads": lambda: ThreadStreams(seed=1, max_delay_us=20.0),
     "virtual": lambda: VirtualStreams(seed=1, jitter=1.0),
 }
-
-
-def tokens(page_numbers: list[int], page_size: int) -> list[int]:
-    return [page * page_size + offset for page in page_numbers for offset in range(page_size)]
-
-
-@pytest.mark.parametrize("stream_kind", STREAMS)
-@pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("page_size", [1, 4, 16])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.uint8], ids=str)
-@pytest.mark.parametrize("combination", sorted(SUPPORTED), ids="-".join)
-def test_copies_touch_exactly_their_bytes(
-    combination: tuple[str, str, str], dtype: torch.dtype, page_size: int, pattern: str, stream_kind: str
-) -> None:
-    """R33: D2H per layer, D2H all layers and H2D per layer write every byte they should and no other, in either pool (R32)."""
-    kind, _, io_backend = combination
-    shape = shape_of(kind, 3, dtype)
-    device, host = DevicePool(shape, DEVICE_PAGES * page_size), LayerFirstHostPool(shape, HOST_PAGES * page_size, page_size)
-    fill(device, 1)
-    fill(host, 2)
-    device_slots, host_slots = (tokens(numbers, page_size) for numbers in PATTERNS[pattern])
-    device_rows, host_rows = (torch.tensor(slots, dtype=torch.int64) for slots in (device_slots, host_slots))
-    streams = STREAMS[stream_kind]()
-    write = streams.stream("write")
-
-    def run(work: Callable[[], None]) -> None:
-        write.submit(work, cost_us=1.0)
-        streams.synchronize(write.record())
-
-    device_before, host_before = snapshot(device), snapshot(host)
-    run(lambda: host.backup_from_device_per_layer(device, host_rows, device_rows, 1, io_backend))
-    assert_same(snapshot(host), copied(host_before, device_before, host_slots, device_slots, [1]))
-    assert_same(snapshot(device), device_before)
-
-    fill(host, 3)
-    host_before = snapshot(host)
-    run(lambda: host.backup_from_device_all_layer(device, host_rows, device_rows, io_backend))
-    assert_same(snapshot(host), copied(host_before, device_before, host_slots, device_slots, [0, 1, 2]))
-    assert_same(snapshot(device), device_before)
-
-    fill(host, 4)
-    host_before = snapshot(host)
-    run(lambda: host.load_to_device_per_layer(device, host_rows, device_rows, 2, io_backend))
-    assert_same(snapshot(device), copied(device_before, host_before, device_slots, host_slots, [2]))
-    assert_same(snapshot(host), host_before)
-    streams.close()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float8_e5m2], ids=str)
@@ -172,9 +116,11 @@ def test_the_base_class_copies_nothing() -> None:
 @pytest.mark.parametrize(
     ("combination", "reason"),
     [
-        (("dsa", "layer_first", "torch"), "kind 'dsa' is not one of"),
+        (("gqa", "layer_first", "torch"), "kind 'gqa' is not one of"),
         (("mla", "none", "torch"), "layout 'none' is not one of"),
         (("mla", "layer_first", "magic"), "io_backend 'magic' is not one of"),
+        (("dsa", "page_first", "direct"), "use layout page_first_direct"),
+        (("mha", "page_first_direct", "kernel"), "use layout page_first, or io_backend direct"),
     ],
 )
 def test_unsupported_combinations_are_named_with_their_reason(combination: tuple[str, str, str], reason: str) -> None:
