@@ -44,7 +44,8 @@ def copy_rows_kernel(  # noqa: PLR0917 (Triton passes arguments by position)
     """
     word_blocks = (words + BLOCK_WORDS - 1) // BLOCK_WORDS
     tiles = (count + BLOCK_ROWS - 1) // BLOCK_ROWS * word_blocks
-    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+    tile = tl.program_id(0)
+    while tile < tiles:
         index = (tile // word_blocks).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
         word = (tile % word_blocks).to(tl.int64) * BLOCK_WORDS + tl.arange(0, BLOCK_WORDS)
         live = index < count
@@ -59,6 +60,7 @@ def copy_rows_kernel(  # noqa: PLR0917 (Triton passes arguments by position)
         mask = live[:, None] & (word < words)[None, :]
         value = tl.load(source + source_at[:, None] + word[None, :], mask=mask)
         tl.store(destination + destination_at[:, None] + word[None, :], value, mask=mask)
+        tile += tl.num_programs(0)
 
 
 def compiled() -> Any:
