@@ -17,15 +17,19 @@ from cphicache import __version__
 from cphicache.run.config import (
     Arrival,
     ConfigError,
+    CopyBackendName,
     EvictionPolicy,
+    HostLayout,
     KvKind,
     LogLevel,
+    PageFirstD2H,
     RunConfig,
     StreamKind,
     Verify,
     WriteBackWait,
     WritePolicy,
 )
+from cphicache.transfer.support import KV_DTYPES
 
 F = TypeVar("F", bound=Callable[..., Any])
 _DEFAULTS = {field.name: field.default for field in fields(RunConfig)}
@@ -72,12 +76,19 @@ def main() -> None:
 @_option("device-tokens", int, "Device pool of all ranks together.")
 @_option("host-tokens", int, "Host pool of all ranks together.")
 @_choice("kv", KvKind, "Kind of KV.")
+@_option("kv-dtype", str, f"Dtype of the KV. [{'|'.join(KV_DTYPES)}]")
 @_option("layers", int, "Layers of the target model.")
 @_option("draft-layers", int, "Layers of the draft model; 0: no draft.")
 @_option("latent-dim", int, "MLA: elements of the latent.")
 @_option("rope-dim", int, "MLA: further elements of the same item.")
 @_option("kv-heads", int, "MHA: KV heads.")
 @_option("head-dim", int, "MHA: elements of a head.")
+@_option("index-dim", int, "DSA: elements of an indexer key.")
+@_option("index-every", int, "DSA: every so many layers have indexer keys.")
+@_choice("layout", HostLayout, "Order of the host pool.")
+@_choice("backend", CopyBackendName, "What copies.")
+@_choice("page-first-d2h", PageFirstD2H, "How backend kernel copies one layer into a page_first host pool.")
+@click.option("--reference-operators", is_flag=True, help="Backends kernel and direct on CPU stand-ins of the package's operators.")
 @_option("chunk-tokens", int, "Most prompt tokens of one request in one step.")
 @_option("max-batch", int, "Most running requests.")
 @_choice("policy", WritePolicy, "When nodes are backed up.")
@@ -116,9 +127,11 @@ def serve(options: dict[str, Any], *, bare: bool) -> int:
     from cphicache.check.conservation import InvariantBroken
     from cphicache.events import EventLogError
     from cphicache.run.jobs import load_requests
+    from cphicache.run.pools import require_backend
     from cphicache.run.report import missing, summarize, table
     from cphicache.run.trace import TraceError
     from cphicache.run.world import RunFailed, run_world
+    from cphicache.transfer.backends import BackendUnavailable
 
     torch.set_num_threads(1)  # several ranks share the cores; ours is the process
     console = Console(stderr=True)
@@ -126,7 +139,8 @@ def serve(options: dict[str, Any], *, bare: bool) -> int:
         if config.out is not None:
             config.out.mkdir(parents=True, exist_ok=True)
         requests = load_requests(config)
-    except (TraceError, OSError) as error:
+        require_backend(config)
+    except (TraceError, BackendUnavailable, OSError) as error:
         raise _Failure(str(error)) from error
     if config.host_smaller_than_device and not config.reclaim_device_valid:
         console.print(

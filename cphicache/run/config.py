@@ -8,7 +8,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-KvKind = Literal["mla", "mha"]
+from cphicache.transfer import support
+
+KvKind = support.Kind
+HostLayout = support.Layout
+CopyBackendName = support.Backend
+PageFirstD2H = Literal["pointer_table", "triton"]
 WritePolicy = Literal["write_through", "write_through_selective", "write_back"]
 EvictionPolicy = Literal["lru", "lfu", "fifo", "mru", "priority"]
 Arrival = Literal["trace", "asap"]
@@ -19,8 +24,8 @@ LogLevel = Literal["off", "lifecycle", "ops"]
 
 SYNTHETIC_REQUESTS = 400
 """Requests of the synthetic workload when ``requests`` is not given."""
-ELEMENT_BYTES = 2
-"""KV elements are bfloat16."""
+WORD_BYTES = 8
+"""The operators of backend ``kernel`` move words of 8 bytes."""
 
 
 class ConfigError(ValueError):
@@ -62,6 +67,8 @@ class RunConfig:
 
     # -- model
     kv: KvKind = "mla"
+    kv_dtype: str = "bf16"
+    """One of :data:`cphicache.transfer.support.KV_DTYPES`. ``fp8_packed``: MLA rows that hold their scales (512 and 64: 656 bytes)."""
     layers: int = 4
     draft_layers: int = 1
     """0: no draft payload."""
@@ -71,6 +78,19 @@ class RunConfig:
     kv_heads: int = 2
     """MHA: K and V are items of ``kv_heads * head_dim`` elements each."""
     head_dim: int = 16
+    index_dim: int = 16
+    """DSA: elements of a token's indexer key, one byte each, with a float32 scale for each 128 of them."""
+    index_every: int = 1
+    """DSA: layers 0, ``index_every``, ... have indexer keys."""
+
+    # -- copies
+    layout: HostLayout = "layer_first"
+    backend: CopyBackendName = "torch"
+    page_first_d2h: PageFirstD2H = "pointer_table"
+    """How backend ``kernel`` copies one layer into a ``page_first`` pool: the all-layer operator with a pointer table of one entry, or
+    the Triton kernel."""
+    reference_operators: bool = False
+    """Backends ``kernel`` and ``direct`` on our own CPU stand-ins of the package's operators, which compute the same addresses."""
 
     # -- scheduler
     chunk_tokens: int = 128
@@ -146,15 +166,59 @@ class RunConfig:
 
     @property
     def item_elements(self) -> int:
-        """Elements of one component (MLA: the latent with its rope part; MHA: K or V) of one token in one layer."""
-        return self.latent_dim + self.rope_dim if self.kv == "mla" else self.kv_heads * self.head_dim
+        """Elements of one component (MLA and DSA: the latent with its rope part; MHA: K or V) of one token in one layer."""
+        if self.kv == "mha":
+            return self.kv_heads * self.head_dim
+        if support.KV_DTYPES[self.kv_dtype].packed:
+            return support.packed_row_bytes(self.latent_dim, self.rope_dim)
+        return self.latent_dim + self.rope_dim
 
     @property
     def item_bytes(self) -> int:
         """Bytes of one component of one token in one layer."""
-        return self.item_elements * ELEMENT_BYTES
+        return self.item_elements * support.KV_DTYPES[self.kv_dtype].element_bytes
+
+    @property
+    def index_item_bytes(self) -> int:
+        """Bytes of one token's indexer key in one layer (DSA)."""
+        return support.indexer_item_bytes(self.index_dim)
+
+    def _check_copies(self) -> None:
+        dtype = support.KV_DTYPES[self.kv_dtype]
+        if dtype.reason is not None:
+            raise _error("kv_dtype", self.kv_dtype, f"is not supported: {dtype.reason}", "give bf16, fp16, fp8_e4m3 or fp8_packed")
+        if dtype.packed and self.kv == "mha":
+            raise _error("kv_dtype", self.kv_dtype, "has no MHA form", "give fp8_e4m3, or kv mla or dsa")
+        combination = support.support_of(self.kv, self.layout, self.backend)
+        if combination.reason is not None:
+            what, _, remedy = combination.reason.partition(": ")
+            raise _error("backend", self.backend, f"does not copy kv {self.kv} with layout {self.layout}: {what}", remedy)
+        if self.reference_operators and self.backend not in ("kernel", "direct"):
+            raise _error(
+                "reference_operators",
+                True,
+                f"is of no use with backend {self.backend}",
+                "choose backend kernel or direct, or drop it",
+            )
+        if self.page_first_d2h == "triton" and (self.backend, self.layout) != ("kernel", "page_first"):
+            raise _error(
+                "page_first_d2h",
+                "triton",
+                f"is of no use with backend {self.backend} and layout {self.layout}",
+                "it is for backend kernel and layout page_first",
+            )
+        rows = {"item": self.item_bytes, **({"indexer page": self.index_item_bytes * self.page_size} if self.kv == "dsa" else {})}
+        for name, size_bytes in rows.items():
+            if self.backend == "kernel" and size_bytes % WORD_BYTES:
+                raise _error(
+                    "backend",
+                    "kernel",
+                    f"moves words of {WORD_BYTES} bytes, and one {name} has {size_bytes}",
+                    "change the model's dimensions or the page size, or choose another backend",
+                )
 
     def _check_together(self) -> None:
+        self._check_copies()
         if self.chunk_tokens % self.page_size:
             below = self.chunk_tokens // self.page_size * self.page_size
             raise _error(
@@ -198,6 +262,8 @@ _INTS: Mapping[str, tuple[int, int]] = {
     "rope_dim": (0, 2**16),
     "kv_heads": (1, 1024),
     "head_dim": (1, 1024),
+    "index_dim": (1, 2**16),
+    "index_every": (1, 1024),
     "chunk_tokens": (1, 2**31),
     "max_batch": (1, 2**16),
     "selective_hits": (1, 2**31),
@@ -207,6 +273,10 @@ _INTS: Mapping[str, tuple[int, int]] = {
 }
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "kv": get_args(KvKind),
+    "kv_dtype": tuple(support.KV_DTYPES),
+    "layout": get_args(HostLayout),
+    "backend": get_args(CopyBackendName),
+    "page_first_d2h": get_args(PageFirstD2H),
     "policy": get_args(WritePolicy),
     "eviction_policy": get_args(EvictionPolicy),
     "arrival": get_args(Arrival),

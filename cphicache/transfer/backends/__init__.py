@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from cphicache.transfer.backends.kvcacheio import BackendUnavailable, DirectBackend, KernelBackend, load_operators
-from cphicache.transfer.backends.port import CopyBackend
+from cphicache.transfer.backends.port import CopyBackend, RowBackend
 from cphicache.transfer.backends.rows import RowsBackend
 from cphicache.transfer.backends.torch_backend import TorchBackend
 from cphicache.transfer.support import SUPPORT, UnsupportedCombination, require_supported
@@ -60,11 +60,20 @@ def make_backend(
         case "torch":
             return RowsBackend(TorchBackend())
         case "triton":
-            from cphicache.transfer.backends.triton_backend import TritonBackend
-
-            return RowsBackend(TritonBackend())
+            return RowsBackend(_triton())
         case "direct":
             return DirectBackend(operators or load_operators(io_backend), index_device=index_device)
         case "kernel":
             return KernelBackend(operators or load_operators(io_backend), index_device=index_device, page_first_d2h=page_first_d2h)
     raise UnsupportedCombination(f"io_backend {io_backend!r} is not one of {sorted({row.io_backend for row in SUPPORT})}")
+
+
+def _triton() -> RowBackend:
+    from cphicache.transfer.backends.triton_backend import TritonBackend, TritonUnavailable
+
+    backend = TritonBackend()
+    try:
+        backend.require_available()
+    except TritonUnavailable as error:
+        raise BackendUnavailable(str(error)) from error
+    return backend

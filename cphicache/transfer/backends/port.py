@@ -146,6 +146,9 @@ class RowBackend(Protocol):
     def name(self) -> str:
         """The value of the option ``io_backend``."""
 
+    def check_pair(self, pair: RowPair) -> None:
+        """Raise ValueError, naming what is wrong, unless rows can be copied between the two buffers."""
+
     def copy_rows(self, pairs: Sequence[RowPair], plan: RowPlan) -> None:
         """Apply one plan to every pair of buffers. Destination rows are distinct. Touches exactly the planned rows."""
 

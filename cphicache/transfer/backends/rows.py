@@ -15,7 +15,9 @@ class RowsBackend:
         self.name = rows.name
 
     def check(self, group: CopyGroup) -> None:
-        """Rows of any size and layout can be copied."""
+        """Raise ValueError for buffers that the row backend cannot copy between."""
+        for pair in _pairs(group, 0):
+            self._rows.check_pair(pair)
 
     def backup_layer(self, group: CopyGroup, layer: int, plan: RowPlan) -> None:
         """D2H of one layer."""

@@ -30,6 +30,9 @@ class TorchBackend:
 
     name = "torch"
 
+    def check_pair(self, pair: RowPair) -> None:
+        """torch copies between any two buffers."""
+
     def copy_rows(self, pairs: Sequence[RowPair], plan: RowPlan) -> None:
         """Apply one plan to every pair of buffers; touches exactly the planned rows."""
         if not plan.runs:

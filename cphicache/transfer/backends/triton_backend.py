@@ -86,6 +86,11 @@ class TritonBackend:
         self._kernels = triton_kernels
         self._kernel = triton_kernels.interpreted() if self._interpret else triton_kernels.compiled()
 
+    def check_pair(self, pair: RowPair) -> None:
+        """Raise ValueError for buffers that a kernel cannot reach, :class:`TritonUnavailable` without triton."""
+        self.require_available()
+        self._device(pair)
+
     def copy_rows(self, pairs: Sequence[RowPair], plan: RowPlan) -> None:
         """Apply one plan to every pair of buffers; touches exactly the planned rows.
 
