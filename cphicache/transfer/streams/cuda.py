@@ -130,7 +130,8 @@ class CudaStreams:
         self._cuda = _torch_cuda() if cuda is None else cuda
         if not self._cuda.is_available():
             raise CudaUnavailable(
-                "no GPU: torch.cuda.is_available() is False; install a CUDA build of torch and a driver, or use --streams threads"
+                "no GPU: torch.cuda.is_available() is False; install a CUDA build of torch and a driver, or stay on the CPU "
+                "(--streams threads)"
             )
         self._device = device
         self._compute = self._cuda.current_stream(device) if compute is None else compute
