@@ -29,6 +29,9 @@ from cphicache.run.config import (
     WriteBackWait,
     WritePolicy,
 )
+from cphicache.run.doctor_command import doctor_command
+from cphicache.run.failure import Failure
+from cphicache.run.plan_command import plan_command
 from cphicache.transfer.support import KV_DTYPES
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -45,15 +48,6 @@ def _option(name: str, kind: Any, text: str) -> Callable[[F], F]:
 def _choice(name: str, alias: Any, text: str) -> Callable[[F], F]:
     # Any string is taken here: the configuration checks it, so that the command line and a file give the same error.
     return _option(name, str, f"{text} [{'|'.join(get_args(alias))}]")
-
-
-class _Failure(click.ClickException):
-    """One line on stderr and exit status 2."""
-
-    exit_code = 2
-
-    def show(self, file: Any = None) -> None:
-        click.echo(f"cphicache: {self.format_message()}", err=True)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -100,7 +94,7 @@ def main() -> None:
 @_option("max-deferral-ticks", int, "Longest wait of a request for a pending node.")
 @_option("max-retries", int, "Retries of a refused or rolled-back node.")
 @_option("load-back-threshold", int, "Shortest host hit that is loaded back, in tokens.")
-@_choice("streams", StreamKind, "Copies on real threads, or on a virtual clock (same seed, same events).")
+@_choice("streams", StreamKind, "Copies on real threads, on a virtual clock (same seed, same events), or on a GPU.")
 @_choice("verify", Verify, "Compare reused KV byte for byte.")
 @_option("log", str, "Write the event log here (one file a rank).")
 @_choice("log-level", LogLevel, "Detail of the event log.")
@@ -114,11 +108,11 @@ def run(context: click.Context, /, **options: Any) -> None:
 
 
 def serve(options: dict[str, Any], *, bare: bool) -> int:
-    """The main job; returns the exit status. Raises :class:`_Failure` for unusable input."""
+    """The main job; returns the exit status. Raises :class:`Failure` for unusable input."""
     try:
         config = RunConfig.from_mapping(_with_out(options))
     except ConfigError as error:
-        raise _Failure(str(error)) from error
+        raise Failure(str(error)) from error
 
     # torch takes a second to import: after the options have been checked
     import orjson
@@ -141,7 +135,7 @@ def serve(options: dict[str, Any], *, bare: bool) -> int:
         requests = load_requests(config)
         require_backend(config)
     except (TraceError, BackendUnavailable, OSError) as error:
-        raise _Failure(str(error)) from error
+        raise Failure(str(error)) from error
     if config.host_smaller_than_device and not config.reclaim_device_valid:
         console.print(
             f"warning: the host pool ({config.host_tokens_per_rank * config.cp_size} tokens) is smaller than the device pool "
@@ -167,7 +161,7 @@ def serve(options: dict[str, Any], *, bare: bool) -> int:
             )
     except RunFailed as error:
         if isinstance(error.__cause__, EventLogError):
-            raise _Failure(str(error.__cause__)) from error
+            raise Failure(str(error.__cause__)) from error
         kind = "broken invariant" if isinstance(error.__cause__, InvariantBroken) else "failed"
         click.echo(f"cphicache: {kind}: {error}", err=True)
         return 1
@@ -215,7 +209,7 @@ def _write_whole(path: Path, content: bytes) -> None:
         partial.write_bytes(content)
         partial.replace(path)
     except OSError as error:
-        raise _Failure(f"{path}: cannot be written ({error.strerror or error}); give another --out") from error
+        raise Failure(f"{path}: cannot be written ({error.strerror or error}); give another --out") from error
 
 
 @main.command()
@@ -234,8 +228,11 @@ def diagrams(check: bool, root: Path) -> None:
         for path in write_all(root):
             click.echo(path)
     except DiagramError as error:
-        raise _Failure(str(error)) from error
+        raise Failure(str(error)) from error
 
+
+main.add_command(plan_command)
+main.add_command(doctor_command)
 
 if __name__ == "__main__":
     main()

@@ -17,7 +17,7 @@ PageFirstD2H = Literal["pointer_table", "triton"]
 WritePolicy = Literal["write_through", "write_through_selective", "write_back"]
 EvictionPolicy = Literal["lru", "lfu", "fifo", "mru", "priority"]
 Arrival = Literal["trace", "asap"]
-StreamKind = Literal["threads", "virtual"]
+StreamKind = Literal["threads", "virtual", "cuda"]
 Verify = Literal["all", "sample", "off"]
 WriteBackWait = Literal["wait", "drop"]
 LogLevel = Literal["off", "lifecycle", "ops"]
@@ -114,6 +114,7 @@ class RunConfig:
 
     # -- running and reporting
     streams: StreamKind = "virtual"
+    """``cuda``: device pools on the GPU, host pools pinned, copies on CUDA streams."""
     verify: Verify = "all"
     log: Path | None = None
     log_level: LogLevel = "lifecycle"
@@ -165,6 +166,11 @@ class RunConfig:
         return self.host_tokens_per_rank * self.cp_size < self.device_pages * self.page_size
 
     @property
+    def device_type(self) -> Literal["cuda", "cpu"]:
+        """Where the device pools lie."""
+        return "cuda" if self.streams == "cuda" else "cpu"
+
+    @property
     def item_elements(self) -> int:
         """Elements of one component (MLA and DSA: the latent with its rope part; MHA: K or V) of one token in one layer."""
         if self.kv == "mha":
@@ -200,6 +206,8 @@ class RunConfig:
                 f"is of no use with backend {self.backend}",
                 "choose backend kernel or direct, or drop it",
             )
+        if self.reference_operators and self.device_type != "cpu":
+            raise _error("reference_operators", True, "compute on CPU buffers", "choose streams threads or virtual, or drop it")
         if self.page_first_d2h == "triton" and (self.backend, self.layout) != ("kernel", "page_first"):
             raise _error(
                 "page_first_d2h",

@@ -158,7 +158,7 @@ class ReferenceModel:
             for component, found in pool.read(layer, rows.slots).items():
                 expected = self._expected(pool, payload, layer, component, rows)
                 self._verdict.bytes_checked += expected.numel()
-                difference = first_difference(expected, found)
+                difference = first_difference(expected, found.cpu())
                 if difference is None:
                     continue
                 self._verdict.mismatches += 1

@@ -13,17 +13,26 @@ from cphicache.transfer.backends.port import CopyBackend
 from cphicache.transfer.backends.reference import ReferenceOperators
 from cphicache.transfer.pools.device import DevicePool, KVShape
 from cphicache.transfer.pools.host import HostKVPool, make_host_pool
+from cphicache.transfer.pools.memory import HostMemory
+from cphicache.transfer.streams.cuda import CudaStreams, CudaUnavailable
 from cphicache.transfer.support import COMPONENTS_BY_KIND, KV_DTYPES
 
 
 def require_backend(config: RunConfig) -> None:
     """Raise :class:`~cphicache.transfer.backends.BackendUnavailable`, with the remedy, when the run's backend cannot run here:
-    a package is missing, or the backend cannot reach pools where the run has them. Tried on pools of one page."""
-    devices, hosts = make_pools(config, [("target", 1)], config.page_size, config.page_size)
+    a package or the GPU is missing, or the backend cannot reach pools where the run has them. Tried on pools of one page."""
+    memory = HostMemory.for_device(config.device_type)
     try:
+        if config.device_type == "cuda":
+            CudaStreams().close()
+        devices, hosts = make_pools(config, [("target", 1)], config.page_size, config.page_size, memory=memory)
         hosts["target"].check_twin(devices["target"], config.backend)
+    except CudaUnavailable as error:
+        raise BackendUnavailable(f"--streams {config.streams}: {error}") from error
     except ValueError as error:
         raise BackendUnavailable(str(error)) from error
+    finally:
+        memory.close()
 
 
 def kv_shape(config: RunConfig, layers: int) -> KVShape:
@@ -45,17 +54,17 @@ def kv_shape(config: RunConfig, layers: int) -> KVShape:
 
 
 def make_pools(
-    config: RunConfig, payloads: Sequence[tuple[str, int]], device_slots: int, host_slots: int
+    config: RunConfig, payloads: Sequence[tuple[str, int]], device_slots: int, host_slots: int, *, memory: HostMemory
 ) -> tuple[dict[str, DevicePool], dict[str, HostKVPool]]:
-    """One rank's device and host pools by payload, each with its own number of layers."""
+    """One rank's device and host pools by payload, each with its own number of layers, where the run's copies go."""
     operators = ReferenceOperators() if config.reference_operators else None
     backends = partial(_backend, config, operators)
     devices: dict[str, DevicePool] = {}
     hosts: dict[str, HostKVPool] = {}
     for payload, layers in payloads:
         shape = kv_shape(config, layers)
-        device = devices[payload] = DevicePool(shape, device_slots, page_size=config.page_size)
-        host = make_host_pool(config.layout, shape, host_slots, config.page_size, backends=backends)
+        device = devices[payload] = DevicePool(shape, device_slots, page_size=config.page_size, device=config.device_type)
+        host = make_host_pool(config.layout, shape, host_slots, config.page_size, memory=memory, backends=backends)
         hosts[payload] = host
         if operators is not None:
             operators.register(*device.tensors(), *host.tensors())

@@ -24,7 +24,9 @@ from cphicache.run.scheduler import Scheduler, Served
 from cphicache.run.trace import TraceRequest
 from cphicache.spaces.layout import CpSharedKVLayout
 from cphicache.transfer.faults import CopyFaults
+from cphicache.transfer.pools.memory import HostMemory
 from cphicache.transfer.rank import RankTransfer, TransferCounters
+from cphicache.transfer.streams.cuda import CudaStreams
 from cphicache.transfer.streams.port import Streams
 from cphicache.transfer.streams.threads import ThreadStreams
 from cphicache.transfer.streams.virtual import VirtualStreams
@@ -85,9 +87,12 @@ def cache_config(config: RunConfig) -> CacheConfig:
 
 
 def make_streams(config: RunConfig, rank: int) -> Streams:
-    """Streams of one rank: real threads, or a virtual clock with an order of completion of its own."""
-    if config.streams == "threads":
-        return ThreadStreams()
+    """Streams of one rank: real threads, CUDA streams, or a virtual clock with an order of completion of its own."""
+    match config.streams:
+        case "threads":
+            return ThreadStreams()
+        case "cuda":
+            return CudaStreams()
     return VirtualStreams(seed=config.seed * 1009 + rank, jitter=JITTER)
 
 
@@ -131,7 +136,10 @@ class RankWorld:
         engine_config = cache_config(config)
         layout = CpSharedKVLayout(config.page_size, config.cp_size, rank)
         slots = layout.physical_pages_total(config.device_pages) * config.page_size
-        self.device_pools, self.host_pools = make_pools(config, engine_config.payloads, slots, config.host_tokens_per_rank)
+        self._memory = HostMemory.for_device(config.device_type)
+        self.device_pools, self.host_pools = make_pools(
+            config, engine_config.payloads, slots, config.host_tokens_per_rank, memory=self._memory
+        )
         rate = self.device_pools["target"].shape.layer_bytes / (COMPUTE_US_PER_TOKEN * COPY_OVER_COMPUTE * config.cp_size)
         self.transfer = RankTransfer(
             layout,
@@ -166,6 +174,7 @@ class RankWorld:
             leaks = len(check_quiet(self._census()))
         finally:
             self.streams.close()
+            self._memory.close()
             if self.log is not None:
                 self.log.close()
         return RankResult(

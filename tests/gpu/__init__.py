@@ -6,7 +6,7 @@ import pytest
 import torch
 
 NO_GPU = "no GPU: torch.cuda.is_available() is False"
-NEEDS_GPU = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_GPU))
+NEEDS_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_GPU)]
 """Marks of a test, a module (``pytestmark``) or one parameter."""
 SPIN_CYCLES = 400_000_000
 """A kernel that does nothing for a fifth of a second or so: long against every launch of a test."""

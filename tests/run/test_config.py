@@ -59,7 +59,7 @@ BAD_VALUES: list[tuple[str, Any, str]] = [
     ("max_deferral_ticks", 0, "1 to"),
     ("max_retries", -1, "0 to"),
     ("load_back_threshold", -1, "0 to"),
-    ("streams", "cuda", "threads, virtual"),
+    ("streams", "metal", "threads, virtual, cuda"),
     ("verify", ["all"], "all, sample, off"),
     ("log", "", "file or folder"),
     ("log_level", "debug", "off, lifecycle, ops"),
@@ -199,3 +199,11 @@ def test_a_log_that_would_stay_empty_is_refused() -> None:
     """R36: asking for a log file and switching logging off contradict each other."""
     assert "log_level off" in refusal(log="events.jsonl", log_level="off")
     assert RunConfig(log_level="off").log is None
+
+
+def test_a_gpu_run_needs_the_packages_and_not_their_stand_ins() -> None:
+    """R35: with streams on the GPU the device pools lie there, and the CPU stand-ins of operators are refused."""
+    assert RunConfig(streams="cuda").device_type == "cuda"
+    assert RunConfig(streams="threads").device_type == "cpu"
+    with pytest.raises(ConfigError, match=r"--reference-operators True: compute on CPU buffers"):
+        RunConfig(streams="cuda", backend="kernel", reference_operators=True)

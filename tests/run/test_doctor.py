@@ -12,6 +12,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from cphicache.run.cli import main
 from cphicache.run.doctor import ON_CPU_NOTE, PairResult, examine
 from cphicache.run.doctor_command import doctor_command
 from cphicache.run.doctor_copies import Way
@@ -127,10 +128,15 @@ def test_a_missing_package_is_unavailable_and_not_wrong(monkeypatch: pytest.Monk
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_exit_status_2() -> None:
-    """R35: asking for a GPU that is not there is one line and 2."""
-    result = CliRunner().invoke(doctor_command, ["--device", "cuda"])
-    assert result.exit_code == 2
-    assert result.stderr.startswith("cphicache: --device cuda: no GPU")
+    """R35: asking for a GPU that is not there is one line and 2, for the doctor and for a run."""
+    for arguments, text in (
+        (["doctor", "--device", "cuda"], "cphicache: --device cuda: no GPU"),
+        (["run", "--streams", "cuda"], "cphicache: --streams cuda: no GPU"),
+    ):
+        result = CliRunner().invoke(main, arguments)
+        assert result.exit_code == 2
+        assert result.stderr.startswith(text)
+        assert result.stderr.count("\n") == 1
 
 
 def test_a_report_that_cannot_be_written_is_exit_status_2(tmp_path: Path) -> None:

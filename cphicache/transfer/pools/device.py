@@ -203,7 +203,8 @@ class DevicePool:
         """Write ``items`` (component -> uint8 ``[n, item_bytes]``) to ``n`` slots of one layer, as the forward's KV store does."""
         index = torch.as_tensor(slots, dtype=torch.int64)
         for name in self.shape.components_of(layer):
-            self.rows(layer, name)[index] = items[name]
+            rows = self.rows(layer, name)
+            rows[index.to(rows.device)] = items[name].to(rows.device)
 
     def read(self, layer: int, slots: Sequence[int] | torch.Tensor) -> dict[str, torch.Tensor]:
         """Copies of ``n`` slots of one layer: component -> uint8 ``[n, item_bytes]``."""
