@@ -10,10 +10,11 @@ import torch
 from cphicache.transfer.backends import UnsupportedCombination, require_supported
 from cphicache.transfer.backends.port import plan_rows
 from cphicache.transfer.pools.device import DevicePool, KVShape
-from cphicache.transfer.pools.host import HostKVPool, LayerFirstHostPool
+from cphicache.transfer.pools.host import HostKVPool, LayerFirstHostPool, make_host_pool
 from cphicache.transfer.streams.port import Streams
 from cphicache.transfer.streams.threads import ThreadStreams
 from cphicache.transfer.streams.virtual import VirtualStreams
+from cphicache.transfer.support import indexer_item_bytes, packed_row_bytes
 from tests.transfer.rigs import assert_same, fill, random_items, same, shape_of, snapshot
 
 STREAMS: dict[str, Callable[[], Streams]] = {
@@ -23,10 +24,10 @@ STREAMS: dict[str, Callable[[], Streams]] = {
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float8_e5m2], ids=str)
-@pytest.mark.parametrize("kind", ["mla", "mha"])
+@pytest.mark.parametrize("kind", ["mla", "mha", "dsa"])
 def test_store_and_read_move_bits(kind: str, dtype: torch.dtype) -> None:
     """R31: every bit pattern of every dtype (NaNs too) goes in and comes out unchanged; other slots and layers stay."""
-    pool = DevicePool(shape_of(kind, 2, dtype), 6)
+    pool = DevicePool(shape_of(kind, 2, dtype), 6, page_size=2)
     fill(pool, 5)
     before = snapshot(pool)
     items = random_items(pool.shape, 2, seed=9)
@@ -35,7 +36,7 @@ def test_store_and_read_move_bits(kind: str, dtype: torch.dtype) -> None:
     for (layer, name), rows in snapshot(pool).items():
         untouched = [slot for slot in range(6) if layer == 0 or slot not in (0, 4)]
         assert torch.equal(rows[untouched], before[layer, name][untouched])
-        assert pool.buffer(layer, name).dtype is dtype
+        assert pool.buffer(layer, name).dtype is (torch.uint8 if name == "indexer" else dtype)
 
 
 def test_a_pool_adopts_the_buffers_of_a_model_runner() -> None:
@@ -53,6 +54,94 @@ def test_a_pool_adopts_the_buffers_of_a_model_runner() -> None:
     assert torch.equal(buffers["v"][1][2].flatten().view(torch.uint8), items["v"][0])
     assert not buffers["v"][0].any()
     assert list(shape.components) == ["k", "v"]
+
+
+def test_indexer_keys_are_stored_by_page_and_only_where_there_are_some() -> None:
+    """R31: an indexer buffer is [pages, page_size * item], at slot // page_size; a layer without keys has none, in pools and copies."""
+    shape = KVShape("dsa", 3, {"latent": 8, "indexer": 6}, torch.bfloat16, indexer_layers=(1,))
+    pool = DevicePool(shape, 12, page_size=4)
+    assert pool.buffer(1, "indexer").shape == (3, 24)
+    items = random_items(shape, 1, seed=1)
+    for layer in range(3):
+        pool.store(layer, [6], items)
+    assert torch.equal(pool.buffer(1, "indexer")[1, 12:18], items["indexer"][0])
+    assert pool.buffer(1, "indexer").count_nonzero() == items["indexer"].count_nonzero()
+    assert [list(pool.read(layer, [6])) for layer in range(3)] == [["latent"], ["latent", "indexer"], ["latent"]]
+    assert [shape.bytes_in_layer(layer) for layer in range(3)] == [16, 22, 16]
+    assert (shape.layer_bytes, shape.token_bytes) == (22, 54)
+    host = make_host_pool("page_first", shape, 8, 4)
+    assert host.buffer("latent").shape == (8, 3, 16)
+    assert host.buffer("indexer").shape == (2, 1, 24)
+    with pytest.raises(IndexError, match="layer 3 is none"):
+        host.backup_from_device_per_layer(pool, torch.arange(4), torch.arange(4), 3, "torch")
+
+
+def test_an_adopted_dsa_pool_may_have_spare_pages_and_empty_layers() -> None:
+    """R31: as a serving engine owns them: more indexer pages than the slots need, and None or an empty tensor for layers without."""
+    shape = KVShape("dsa", 3, {"latent": 4, "indexer": 6}, torch.bfloat16, indexer_layers=(2,))
+    latents: list[torch.Tensor | None] = [torch.zeros(9, 1, 4, dtype=torch.bfloat16) for _ in range(3)]
+    keys = [None, torch.empty(0, 24, dtype=torch.uint8), torch.zeros(4, 24, dtype=torch.uint8)]
+    pool = DevicePool.adopt(shape, {"latent": latents, "indexer": keys}, page_size=4)
+    assert pool.slots == 8
+    pool.store(2, [7], random_items(shape, 1, seed=1))
+    assert keys[2] is not None
+    assert keys[2][1, 18:].any()
+    assert not keys[2][2:].any()
+    for changed, message in (
+        ([torch.zeros(4, 24, dtype=torch.uint8), None, keys[2]], r"indexer'\]\[0\] has bytes"),
+        ([None, None, None], r"indexer'\]\[2\] is None"),
+        ([None, None, torch.zeros(2, 24, dtype=torch.uint8)], "9 slots need 3"),
+        ([None, None, torch.zeros(4, 12, dtype=torch.uint8)], "24 elements a page"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            DevicePool.adopt(shape, {"latent": latents, "indexer": changed}, page_size=4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"scales": "buffer"}, "would not be moved"),
+        ({"dtype": torch.int64}, "dtype=torch.int64 is not supported"),
+        ({"indexer_dtype": torch.complex64}, "indexer_dtype=torch.complex64"),
+        ({"indexer_layers": ()}, "at least one"),
+        ({"indexer_layers": (1, 0)}, "ascending"),
+        ({"indexer_layers": (2,)}, r"\[0, 2\)"),
+        ({"kind": "mla", "components": {"latent": 4}, "indexer_layers": (0,)}, "only dsa"),
+    ],
+)
+def test_what_could_not_be_moved_whole_is_refused(change: dict[str, object], message: str) -> None:
+    """R35: scales in a buffer of their own, element types and indexer layers that make no sense are refused, naming them."""
+    fitting: dict[str, object] = {"kind": "dsa", "layers": 2, "components": {"latent": 4, "indexer": 4}, "dtype": torch.bfloat16}
+    KVShape(**fitting)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=message):
+        KVShape(**{**fitting, **change})  # type: ignore[arg-type]
+
+
+def test_page_sizes_must_agree() -> None:
+    """R35: a DSA device pool needs the page size, in whole pages, and the host pool's must be the same."""
+    shape = shape_of("dsa", 1)
+    for options, message in (({}, "page_size=None"), ({"page_size": 0}, "page_size=0"), ({"page_size": 3}, "whole pages of 3")):
+        with pytest.raises(ValueError, match=message):
+            DevicePool(shape, 8, **options)
+    with pytest.raises(ValueError, match="device pool page_size=4, host pool page_size=8"):
+        make_host_pool("layer_first", shape, 8, 8).check_twin(DevicePool(shape, 8, page_size=4), "torch")
+
+
+def test_indexer_keys_move_in_whole_pages() -> None:
+    """R31: rows that are not whole, aligned pages are refused where a component goes by page, before its bytes move."""
+    shape = shape_of("dsa", 1)
+    device, host = DevicePool(shape, 16, page_size=4), make_host_pool("layer_first", shape, 16, 4)
+    whole = torch.arange(4)
+    for rows in (torch.arange(3), torch.arange(1, 5), torch.tensor([0, 1, 3, 2])):
+        with pytest.raises(ValueError, match="not whole pages of 4"):
+            host.backup_from_device_per_layer(device, rows, whole[: rows.numel()], 0, "torch")
+
+
+@pytest.mark.parametrize(("latent_dim", "rope_dim", "size_bytes"), [(512, 64, 656), (32, 8, 56), (128, 0, 136), (129, 1, 144)])
+def test_packed_rows(latent_dim: int, rope_dim: int, size_bytes: int) -> None:
+    """R31: a packed FP8 MLA row is latent, a float32 scale for each 128, rope in BF16: 512 + 16 + 128 = 656; whole words of 8."""
+    assert packed_row_bytes(latent_dim, rope_dim) == size_bytes
+    assert indexer_item_bytes(128) == 132
 
 
 @pytest.mark.parametrize(
@@ -151,6 +240,26 @@ def test_a_copy_names_what_is_wrong_with_its_arguments() -> None:
     with pytest.raises(UnsupportedCombination):
         host.load_to_device_per_layer(device, rows, rows, 0, "magic")
     assert_same(snapshot(host), before)
+
+
+def test_unknown_layouts_are_named() -> None:
+    """R35: a layout that is not known is refused with those that are."""
+    with pytest.raises(UnsupportedCombination, match="'page_head' is not one of"):
+        make_host_pool("page_head", shape_of("mla", 1), 4, 4)
+
+
+def test_plans_of_one_batch_are_made_once_and_never_go_stale() -> None:
+    """R33: a caller that writes to its index tensors between two copies gets what they say at each copy."""
+    shape = shape_of("mla", 2)
+    device, host = DevicePool(shape, 8), LayerFirstHostPool(shape, 8, 1)
+    fill(device, 1)
+    to, at = torch.tensor([1, 2]), torch.tensor([5, 6])
+    host.backup_from_device_per_layer(device, to, at, 0, "torch")
+    to += 3
+    host.backup_from_device_per_layer(device, to, at, 1, "torch")
+    assert same(host.read(0, [1, 2]), device.read(0, [5, 6]))
+    assert same(host.read(1, [4, 5]), device.read(1, [5, 6]))
+    assert not host.read(1, [1, 2])["latent"].any()
 
 
 def test_rows_are_merged_into_maximal_runs() -> None:
