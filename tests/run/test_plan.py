@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -153,3 +154,13 @@ def test_a_shape_checks_itself() -> None:
     """R35: a model without heads is refused where it is described."""
     with pytest.raises(PlanError, match="--kv-heads 0"):
         model_shape(None, kind="mha", layers=2, head_dim=8)
+
+
+def test_the_example_in_the_docs_is_what_is_printed() -> None:
+    """R31: docs/plan.md shows the command's own output."""
+    text = (Path(__file__).resolve().parent.parent.parent / "docs" / "plan.md").read_text(encoding="utf-8")
+    shown = [line.strip() for line in text.splitlines() if line.startswith("    ")]
+    assert shown[0].startswith("cphicache plan ")
+    result = run(*shown[0].split()[2:])
+    assert result.exit_code == 0
+    assert [line.strip() for line in result.stdout.splitlines()] == shown[1 : 1 + len(result.stdout.splitlines())]
