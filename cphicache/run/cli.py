@@ -32,6 +32,7 @@ from cphicache.run.config import (
 from cphicache.run.doctor_command import doctor_command
 from cphicache.run.failure import Failure
 from cphicache.run.plan_command import plan_command
+from cphicache.transfer.budget import HostBudgetError, memory_limits
 from cphicache.transfer.support import KV_DTYPES
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -121,10 +122,10 @@ def serve(options: dict[str, Any], *, bare: bool) -> int:
     from cphicache.check.conservation import InvariantBroken
     from cphicache.events import EventLogError
     from cphicache.run.jobs import load_requests
-    from cphicache.run.pools import require_backend
+    from cphicache.run.pools import require_backend, require_memory
     from cphicache.run.report import missing, summarize, table
     from cphicache.run.trace import TraceError
-    from cphicache.run.world import RunFailed, run_world
+    from cphicache.run.world import RunFailed, cache_config, run_world
     from cphicache.transfer.backends import BackendUnavailable
 
     torch.set_num_threads(1)  # several ranks share the cores; ours is the process
@@ -133,8 +134,9 @@ def serve(options: dict[str, Any], *, bare: bool) -> int:
         if config.out is not None:
             config.out.mkdir(parents=True, exist_ok=True)
         requests = load_requests(config)
+        require_memory(config, cache_config(config).payloads, memory_limits())
         require_backend(config)
-    except (TraceError, BackendUnavailable, OSError) as error:
+    except (TraceError, HostBudgetError, BackendUnavailable, OSError) as error:
         raise Failure(str(error)) from error
     if config.host_smaller_than_device and not config.reclaim_device_valid:
         console.print(

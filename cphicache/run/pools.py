@@ -11,6 +11,7 @@ from cphicache.run.config import RunConfig
 from cphicache.transfer.backends import BackendUnavailable, copy_backend, make_backend
 from cphicache.transfer.backends.port import CopyBackend
 from cphicache.transfer.backends.reference import ReferenceOperators
+from cphicache.transfer.budget import HostBudget, MemoryLimit, host_budget
 from cphicache.transfer.pools.device import DevicePool, KVShape
 from cphicache.transfer.pools.host import HostKVPool, make_host_pool
 from cphicache.transfer.pools.memory import HostMemory
@@ -33,6 +34,19 @@ def require_backend(config: RunConfig) -> None:
         raise BackendUnavailable(str(error)) from error
     finally:
         memory.close()
+
+
+def require_memory(config: RunConfig, payloads: Sequence[tuple[str, int]], limits: Sequence[MemoryLimit]) -> HostBudget:
+    """The host budget of one rank. Raises :class:`~cphicache.transfer.budget.HostBudgetError` when ``limits`` do not leave the host pools
+    of all ranks, which this process holds."""
+    return host_budget(
+        {payload: kv_shape(config, layers).token_bytes for payload, layers in payloads},
+        config.page_size,
+        tokens=config.host_tokens,
+        tokens_over_ranks=config.cp_size,
+        ranks_here=config.cp_size,
+        limits=limits,
+    )
 
 
 def kv_shape(config: RunConfig, layers: int) -> KVShape:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 GIB = 1 << 30
 KEEP_FREE_BYTES = 4 * GIB
-"""Left to everything else on the machine: the engine's own processes, page tables, network buffers."""
+"""Left to everything else on the machine: the engine's own processes, page tables, network buffers. Of a small limit, an eighth."""
 _NO_LIMIT_BYTES = 1 << 60
 """cgroup v1 writes "no limit" as a huge number that depends on the page size."""
 
@@ -57,6 +57,7 @@ def host_budget(
     ratio: float | None = None,
     device_slots: int = 0,
     ranks_here: int = 1,
+    tokens_over_ranks: int = 1,
     limits: Sequence[MemoryLimit] = (),
     keep_free_bytes: int = KEEP_FREE_BYTES,
     agree: Callable[[int], int] = int,
@@ -65,15 +66,16 @@ def host_budget(
 
     Exactly one of ``tokens`` (host slots), ``gib`` (GiB of 2**30 bytes for all payloads together) and ``ratio`` (to ``device_slots``, the
     token slots of the rank's device pool). ``token_bytes``: bytes of one token by payload; a DSA payload's contain its indexer keys.
-    ``ranks_here``: ranks that take as much on the same machine. ``limits``: from :func:`memory_limits`; ``keep_free_bytes`` of each stay
-    free. ``agree``: returns the smallest number of slots of all ranks; called once, last. Raises :class:`HostBudgetError`.
+    ``ranks_here``: ranks that take as much on the same machine. ``tokens_over_ranks``: ranks that ``tokens`` counts together.
+    ``limits``: from :func:`memory_limits`; of each, ``keep_free_bytes`` stay free (an eighth of a limit below eight times that).
+    ``agree``: returns the smallest number of slots of all ranks; called once, last. Raises :class:`HostBudgetError`.
     """
     given = {option: value for option, value in (("tokens", tokens), ("gib", gib), ("ratio", ratio)) if value is not None}
     if len(given) != 1:
         raise HostBudgetError(f"{_names(given)} given: give exactly one of --host-tokens, --host-gib and --host-ratio")
     [(option, value)] = given.items()
     shown = f"--host-{option} {value}"
-    if page_size < 1 or ranks_here < 1 or not token_bytes or min(token_bytes.values()) < 1:
+    if min(page_size, ranks_here, tokens_over_ranks) < 1 or not token_bytes or min(token_bytes.values()) < 1:
         raise HostBudgetError(
             f"{shown}: page_size={page_size}, ranks_here={ranks_here}, token_bytes={dict(token_bytes)} must be positive"
         )
@@ -84,21 +86,22 @@ def host_budget(
     if exact <= 0:
         raise HostBudgetError(f"{shown}: leaves no host pool; give a positive number")
     per_token = sum(token_bytes.values())
-    wanted = {"tokens": exact, "gib": exact * GIB / per_token, "ratio": exact * device_slots}[option]
+    wanted = {"tokens": exact / tokens_over_ranks, "gib": exact * GIB / per_token, "ratio": exact * device_slots}[option]
     slots = int(wanted) // page_size * page_size
     if not slots:
         raise HostBudgetError(
             f"{shown}: is below one page of {page_size} tokens ({page_size * per_token} bytes for {_names(token_bytes)}); give more"
         )
     for limit in limits:
-        room = max(limit.available_bytes - keep_free_bytes, 0) // ranks_here
+        kept = min(keep_free_bytes, limit.limit_bytes // 8)
+        room = max(limit.available_bytes - kept, 0) // ranks_here
         if slots * per_token > room:
             most = room // per_token // page_size * page_size
-            remedy = f"give at most --host-tokens {most}" if most else "free memory or raise the limit"
+            remedy = f"give at most --host-tokens {most * tokens_over_ranks}" if most else "free memory or raise the limit"
             raise HostBudgetError(
                 f"{shown}: needs {describe_bytes(slots * per_token)} on each of {ranks_here} ranks here, more than the "
                 f"{describe_bytes(room)} that {limit.name} leaves ({describe_bytes(limit.available_bytes)} of "
-                f"{describe_bytes(limit.limit_bytes)} free, {describe_bytes(keep_free_bytes)} kept free); {remedy}"
+                f"{describe_bytes(limit.limit_bytes)} free, {describe_bytes(kept)} kept free); {remedy}"
             )
     return HostBudget(agree(slots), page_size, dict(token_bytes))
 

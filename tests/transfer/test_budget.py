@@ -145,3 +145,18 @@ def test_without_any_file_there_is_no_limit() -> None:
     real = memory_limits()
     assert all(0 <= limit.available_bytes <= limit.limit_bytes for limit in real)
     assert [limit.available_bytes for limit in real] == sorted(limit.available_bytes for limit in real)
+
+
+def test_tokens_may_count_several_ranks_together() -> None:
+    """R31: an option that counts all ranks is divided among them, and the remedy is told in the same measure."""
+    assert host_budget({"target": 8}, 4, tokens=1030, tokens_over_ranks=8).slots == 128
+    with pytest.raises(HostBudgetError, match=r"^--host-tokens 1030: needs 1024 bytes .* give at most --host-tokens 800$"):
+        host_budget({"target": 8}, 4, tokens=1030, tokens_over_ranks=8, ranks_here=8, limits=[MemoryLimit("x", 8192, 7424)])
+
+
+def test_of_a_small_limit_an_eighth_is_kept_free() -> None:
+    """R31: a machine with less memory than is kept free on a large one can still run: 8192 - 1024 bytes are left."""
+    limits = [MemoryLimit("x", 8192, 8192)]
+    assert host_budget({"target": 8}, 1, tokens=896, limits=limits).size_bytes == 7168
+    with pytest.raises(HostBudgetError, match=r"1024 bytes \(0.00 GiB\) kept free"):
+        host_budget({"target": 8}, 1, tokens=897, limits=limits)
