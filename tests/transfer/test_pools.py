@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from cphicache.transfer.backends import UnsupportedCombination, require_supported
-from cphicache.transfer.backends.port import plan_rows
+from cphicache.transfer.backends.port import RowPair, plan_rows
+from cphicache.transfer.backends.torch_backend import TorchBackend
 from cphicache.transfer.pools.device import DevicePool, KVShape
 from cphicache.transfer.pools.host import HostKVPool, LayerFirstHostPool, make_host_pool
 from cphicache.transfer.streams.port import Streams
@@ -246,6 +247,17 @@ def test_unknown_layouts_are_named() -> None:
     """R35: a layout that is not known is refused with those that are."""
     with pytest.raises(UnsupportedCombination, match="'page_head' is not one of"):
         make_host_pool("page_head", shape_of("mla", 1), 4, 4)
+
+
+def test_torch_copies_rows_that_lie_apart_on_the_cpu_only() -> None:
+    """R32, R34: with a GPU, torch on page_first would block the scheduler thread at every copy: refused at start, with what to use. The
+    other layouts, and any on the CPU, are not."""
+    device = torch.empty(8, 16, dtype=torch.uint8, device="meta")
+    apart, paged = torch.empty(8, 3, 16, dtype=torch.uint8), torch.empty(2, 3, 4, 16, dtype=torch.uint8)
+    with pytest.raises(ValueError, match="use io_backend kernel or triton, or layout"):
+        TorchBackend().check_pair(RowPair(device, apart[:, 1]))
+    for source, destination in ((device, apart.view(3, 8, 16)[1]), (device, paged[:, 1]), (apart[:, 0], apart[:, 1])):
+        TorchBackend().check_pair(RowPair(source, destination))
 
 
 def test_plans_of_one_batch_are_made_once_and_never_go_stale() -> None:

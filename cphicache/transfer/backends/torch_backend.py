@@ -31,7 +31,14 @@ class TorchBackend:
     name = "torch"
 
     def check_pair(self, pair: RowPair) -> None:
-        """torch copies between any two buffers."""
+        """torch copies between any two buffers, but rows that lie apart (``page_first``) only on the CPU: between a GPU and the host it
+        would go through pageable memory, and the host would wait for the GPU at every copy. Raises ValueError."""
+        apart = any(rows.stride(-2) != rows.shape[-1] for rows in pair)
+        if apart and any(rows.device.type != "cpu" for rows in pair):
+            raise ValueError(
+                "io_backend 'torch' copies rows that lie apart, as in layout page_first, on the CPU only: with a GPU use io_backend "
+                "kernel or triton, or layout layer_first or page_first_direct"
+            )
 
     def copy_rows(self, pairs: Sequence[RowPair], plan: RowPlan) -> None:
         """Apply one plan to every pair of buffers; touches exactly the planned rows."""
