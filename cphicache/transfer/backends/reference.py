@@ -270,20 +270,14 @@ class ReferenceOperators:
         if not src_indices.numel():
             raise RuntimeError("no indices: the kernels are launched with at least one item")
 
-    def _check_direct(
-        self,
-        src_indices: torch.Tensor,
-        dst_indices: torch.Tensor,
-        page_size: int,
-        pages: Sequence[torch.Tensor] = (),
-    ) -> None:
-        _check_indices(src_indices, dst_indices)
-        if src_indices.device.type != "cpu" or dst_indices.device.type != "cpu":
+    def _check_direct(self, src: torch.Tensor, dst: torch.Tensor, page_size: int, pages: Sequence[torch.Tensor] = ()) -> None:
+        _check_indices(src, dst)
+        if src.device.type != "cpu" or dst.device.type != "cpu":
             raise RuntimeError("indices on a GPU make the direct operators synchronise: give CPU indices")
         if page_size < 1:
             raise RuntimeError(f"Page size must be positive, found {page_size}")
-        if src_indices.numel() % page_size:
-            raise RuntimeError(f"Source indices size must be divisible by page size: {src_indices.numel()} by {page_size}")
+        if src.numel() % page_size:
+            raise RuntimeError(f"Source indices size must be divisible by page size: {src.numel()} by {page_size}")
         for indices in pages:
             firsts = indices[::page_size, None]
             if (firsts % page_size).any() or not torch.equal(indices, (firsts + torch.arange(page_size)).reshape(-1)):
