@@ -11,7 +11,8 @@ import pytest
 from cphicache.lifecycle import ROWS, Row, State, Trigger, table_hash
 from cphicache.run.diagrams import DiagramError, main, stale, write_all
 from cphicache.run.draw import Arrow, dot_text, graph, mermaid_text
-from cphicache.run.tabulate import matrix_text, table_text
+from cphicache.run.tabulate import matrix_text, pools_text, table_text
+from cphicache.transfer.support import KV_DTYPES, SUPPORT, support_hash
 
 WITH_PLACE = "# Title\n\n<!-- generated: begin -->\n<!-- generated: end -->\n\nThe end.\n"
 NAMES = {
@@ -20,7 +21,15 @@ NAMES = {
     "fsm_diagrams/transition_table.md",
     "README.md",
     "docs/lifecycle.md",
+    "docs/pools.md",
 }
+
+
+def stamp(name: str) -> str:
+    """The hash of the table that a file is made from."""
+    return support_hash() if name == "docs/pools.md" else table_hash()
+
+
 needs_dot = pytest.mark.skipif(shutil.which("dot") is None, reason="needs graphviz's dot")
 
 
@@ -29,6 +38,7 @@ def root(tmp_path: Path) -> Path:
     (tmp_path / "docs").mkdir()
     (tmp_path / "README.md").write_text(WITH_PLACE)
     (tmp_path / "docs/lifecycle.md").write_text(WITH_PLACE)
+    (tmp_path / "docs/pools.md").write_text(WITH_PLACE)
     return tmp_path
 
 
@@ -90,6 +100,18 @@ def test_the_full_table_has_every_row() -> None:
     assert sum(line.startswith("| ") and "`" in line for line in rows_part.splitlines()) == len(ROWS)
 
 
+def test_the_table_of_pools_decides_every_combination() -> None:
+    """R32, R39: docs/pools.md has a line for each kind, layout and backend, supported ones with what copies, refused ones with the
+    reason, and one for each dtype."""
+    lines = pools_text().splitlines()
+    for kind, layout, io_backend, reason, *moves in SUPPORT:
+        (line,) = [line for line in lines if line.startswith(f"| `{kind}` | `{layout}` | `{io_backend}` |")]
+        assert all(text in line for text in ([reason] if reason else moves))
+    for name, dtype in KV_DTYPES.items():
+        (line,) = [line for line in lines if line.startswith(f"| `{name}` |")]
+        assert ("refused" in line) == (dtype.reason is not None)
+
+
 @needs_dot
 def test_what_was_written_is_not_stale(root: Path) -> None:
     """R39: after writing nothing is stale, text around a generated part is kept, each file holds the hash, no scraps stay."""
@@ -100,7 +122,7 @@ def test_what_was_written_is_not_stale(root: Path) -> None:
     assert readme.startswith("# Title\n")
     assert readme.endswith("The end.\n")
     assert mermaid_text() in readme
-    assert all(table_hash() in (root / name).read_text() for name in NAMES)
+    assert all(stamp(name) in (root / name).read_text() for name in NAMES)
     assert not list(root.rglob("*.new"))
     write_all(root)
     assert (root / "README.md").read_text() == readme
@@ -112,7 +134,7 @@ def test_a_stale_file_is_named_with_the_command(name: str, root: Path, capsys: p
     """R39: a file made from another table, or one that is gone, is named, and so is the command; the status is 1."""
     write_all(root)
     path = root / name
-    path.write_text(path.read_text().replace(table_hash(), "0" * 12))
+    path.write_text(path.read_text().replace(stamp(name), "0" * 12))
     assert main(["--check", "--root", str(root)]) == 1
     first, last = capsys.readouterr().err.splitlines()
     assert first.startswith(f"{name}: ")

@@ -20,9 +20,14 @@ MAY_IMPORT_TORCH = (
     "cphicache.transfer.rank",
 )
 MUST_NOT_AFTER_ALL = (
+    "cphicache.run.cli",
     "cphicache.run.config",
     "cphicache.run.diagrams",
+    "cphicache.run.doctor_command",
     "cphicache.run.draw",
+    "cphicache.run.failure",
+    "cphicache.run.plan",
+    "cphicache.run.plan_command",
     "cphicache.run.tabulate",
     "cphicache.run.trace",
 )

@@ -18,15 +18,23 @@ from cphicache import __version__
 from cphicache.run.config import (
     Arrival,
     ConfigError,
+    CopyBackendName,
     EvictionPolicy,
+    HostLayout,
     KvKind,
     LogLevel,
+    PageFirstD2H,
     RunConfig,
     StreamKind,
     Verify,
     WriteBackWait,
     WritePolicy,
 )
+from cphicache.run.doctor_command import doctor_command
+from cphicache.run.failure import Failure
+from cphicache.run.plan_command import plan_command
+from cphicache.transfer.budget import HostBudgetError, memory_limits
+from cphicache.transfer.support import KV_DTYPES
 
 F = TypeVar("F", bound=Callable[..., Any])
 _DEFAULTS = {field.name: field.default for field in fields(RunConfig)}
@@ -44,15 +52,6 @@ def _choice(name: str, alias: Any, text: str) -> Callable[[F], F]:
     return _option(name, str, f"{text} [{'|'.join(get_args(alias))}]")
 
 
-class _Failure(click.ClickException):
-    """One line on stderr and exit status 2."""
-
-    exit_code = 2
-
-    def show(self, file: Any = None) -> None:
-        click.echo(f"cphicache: {self.format_message()}", err=True)
-
-
 @contextmanager
 def _one_line() -> Iterator[None]:
     """What cannot be parsed is unusable input like any other: one line, without the usage that click adds."""
@@ -61,7 +60,7 @@ def _one_line() -> Iterator[None]:
     except click.exceptions.NoArgsIsHelpError:
         raise
     except click.UsageError as error:
-        raise _Failure(error.format_message()) from error
+        raise Failure(error.format_message()) from error
 
 
 class _Command(click.Command):
@@ -102,12 +101,19 @@ def main() -> None:
 @_option("device-tokens", int, "Device pool of all ranks together.")
 @_option("host-tokens", int, "Host pool of all ranks together.")
 @_choice("kv", KvKind, "Kind of KV.")
+@_option("kv-dtype", str, f"Dtype of the KV. [{'|'.join(KV_DTYPES)}]")
 @_option("layers", int, "Layers of the target model.")
 @_option("draft-layers", int, "Layers of the draft model; 0: no draft.")
 @_option("latent-dim", int, "MLA: elements of the latent.")
 @_option("rope-dim", int, "MLA: further elements of the same item.")
 @_option("kv-heads", int, "MHA: KV heads.")
 @_option("head-dim", int, "MHA: elements of a head.")
+@_option("index-dim", int, "DSA: elements of an indexer key.")
+@_option("index-every", int, "DSA: every so many layers have indexer keys.")
+@_choice("layout", HostLayout, "Order of the host pool.")
+@_choice("backend", CopyBackendName, "What copies.")
+@_choice("page-first-d2h", PageFirstD2H, "How backend kernel copies one layer into a page_first host pool.")
+@click.option("--reference-operators", is_flag=True, help="Backends kernel and direct on CPU stand-ins of the package's operators.")
 @_option("chunk-tokens", int, "Most prompt tokens of one request in one step.")
 @_option("max-batch", int, "Most running requests.")
 @_choice("policy", WritePolicy, "When nodes are backed up.")
@@ -119,7 +125,7 @@ def main() -> None:
 @_option("max-deferral-ticks", int, "Longest wait of a request for a pending node.")
 @_option("max-retries", int, "Retries of a refused or rolled-back node.")
 @_option("load-back-threshold", int, "Shortest host hit that is loaded back, in tokens.")
-@_choice("streams", StreamKind, "Copies on real threads, or on a virtual clock (same seed, same events).")
+@_choice("streams", StreamKind, "Copies on real threads, on a virtual clock (same seed, same events), or on a GPU.")
 @_choice("verify", Verify, "Compare reused KV byte for byte.")
 @_option("log", str, "Write the event log here (one file a rank).")
 @_choice("log-level", LogLevel, "Detail of the event log.")
@@ -133,11 +139,11 @@ def run(context: click.Context, /, **options: Any) -> None:
 
 
 def serve(options: dict[str, Any], *, bare: bool) -> int:
-    """The main job; returns the exit status. Raises :class:`_Failure` for unusable input."""
+    """The main job; returns the exit status. Raises :class:`Failure` for unusable input."""
     try:
         config = RunConfig.from_mapping(_with_out(options))
     except ConfigError as error:
-        raise _Failure(str(error)) from error
+        raise Failure(str(error)) from error
 
     # torch takes a second to import: after the options have been checked
     import orjson
@@ -146,9 +152,11 @@ def serve(options: dict[str, Any], *, bare: bool) -> int:
     from cphicache.check.conservation import InvariantBroken
     from cphicache.events import EventLogError
     from cphicache.run.jobs import load_requests, sized_for
+    from cphicache.run.pools import require_backend, require_memory
     from cphicache.run.report import missing, summarize, table
     from cphicache.run.trace import TraceError
-    from cphicache.run.world import RunFailed, run_world
+    from cphicache.run.world import RunFailed, cache_config, run_world
+    from cphicache.transfer.backends import BackendUnavailable
 
     torch.set_num_threads(1)  # several ranks share the cores; ours is the process
     console = Console(stderr=True)
@@ -156,12 +164,14 @@ def serve(options: dict[str, Any], *, bare: bool) -> int:
         try:
             config.out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise _Failure(f"--out {config.out}: cannot be made ({error.strerror or error}); give a folder that can") from error
+            raise Failure(f"--out {config.out}: cannot be made ({error.strerror or error}); give a folder that can") from error
     try:
         requests = load_requests(config)
         config = sized_for(config, requests)
-    except (TraceError, ConfigError) as error:
-        raise _Failure(str(error)) from error
+        require_memory(config, cache_config(config).payloads, memory_limits())
+        require_backend(config)
+    except (TraceError, ConfigError, HostBudgetError, BackendUnavailable, OSError) as error:
+        raise Failure(str(error)) from error
     if config.host_smaller_than_device and not config.reclaim_device_valid:
         console.print(
             f"warning: the host pool ({config.host_tokens_per_rank * config.cp_size} tokens) is smaller than the device pool "
@@ -187,7 +197,7 @@ def serve(options: dict[str, Any], *, bare: bool) -> int:
             )
     except RunFailed as error:
         if isinstance(error.__cause__, EventLogError):
-            raise _Failure(str(error.__cause__)) from error
+            raise Failure(str(error.__cause__)) from error
         kind = "broken invariant" if isinstance(error.__cause__, InvariantBroken) else "failed"
         click.echo(f"cphicache: {kind}: {error}", err=True)
         return 1
@@ -238,7 +248,7 @@ def _write_whole(path: Path, content: bytes) -> None:
         finally:
             partial.unlink(missing_ok=True)
     except OSError as error:
-        raise _Failure(f"{path}: cannot be written ({error.strerror or error}); give another --out") from error
+        raise Failure(f"{path}: cannot be written ({error.strerror or error}); give another --out") from error
 
 
 @main.command()
@@ -257,8 +267,11 @@ def diagrams(check: bool, root: Path) -> None:
         for path in write_all(root):
             click.echo(path)
     except DiagramError as error:
-        raise _Failure(str(error)) from error
+        raise Failure(str(error)) from error
 
+
+main.add_command(plan_command)
+main.add_command(doctor_command)
 
 if __name__ == "__main__":
     main()

@@ -8,11 +8,16 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-KvKind = Literal["mla", "mha"]
+from cphicache.transfer import support
+
+KvKind = support.Kind
+HostLayout = support.Layout
+CopyBackendName = support.Backend
+PageFirstD2H = Literal["pointer_table", "triton"]
 WritePolicy = Literal["write_through", "write_through_selective", "write_back"]
 EvictionPolicy = Literal["lru", "lfu", "fifo", "mru", "priority"]
 Arrival = Literal["trace", "asap"]
-StreamKind = Literal["threads", "virtual"]
+StreamKind = Literal["threads", "virtual", "cuda"]
 Verify = Literal["all", "sample", "off"]
 WriteBackWait = Literal["wait", "drop"]
 LogLevel = Literal["off", "lifecycle", "ops"]
@@ -21,8 +26,8 @@ SYNTHETIC_POOL_TOKENS = 2560
 """Device pool, and host pool, of the default run: small enough that both are always full."""
 SYNTHETIC_REQUESTS = 400
 """Requests of the synthetic workload when ``requests`` is not given."""
-ELEMENT_BYTES = 2
-"""KV elements are bfloat16."""
+WORD_BYTES = 8
+"""The operators of backend ``kernel`` move words of 8 bytes."""
 
 
 class ConfigError(ValueError):
@@ -64,6 +69,8 @@ class RunConfig:
 
     # -- model
     kv: KvKind = "mla"
+    kv_dtype: str = "bf16"
+    """One of :data:`cphicache.transfer.support.KV_DTYPES`. ``fp8_packed``: MLA rows that hold their scales (512 and 64: 656 bytes)."""
     layers: int = 4
     draft_layers: int = 1
     """0: no draft payload."""
@@ -73,6 +80,19 @@ class RunConfig:
     kv_heads: int = 2
     """MHA: K and V are items of ``kv_heads * head_dim`` elements each."""
     head_dim: int = 16
+    index_dim: int = 16
+    """DSA: elements of a token's indexer key, one byte each, with a float32 scale for each 128 of them."""
+    index_every: int = 1
+    """DSA: layers 0, ``index_every``, ... have indexer keys."""
+
+    # -- copies
+    layout: HostLayout = "layer_first"
+    backend: CopyBackendName = "torch"
+    page_first_d2h: PageFirstD2H = "pointer_table"
+    """How backend ``kernel`` copies one layer into a ``page_first`` pool: the all-layer operator with a pointer table of one entry, or
+    the Triton kernel."""
+    reference_operators: bool = False
+    """Backends ``kernel`` and ``direct`` on our own CPU stand-ins of the package's operators, which compute the same addresses."""
 
     # -- scheduler
     chunk_tokens: int = 128
@@ -96,6 +116,7 @@ class RunConfig:
 
     # -- running and reporting
     streams: StreamKind = "virtual"
+    """``cuda``: device pools on the GPU, host pools pinned, copies on CUDA streams."""
     verify: Verify = "all"
     log: Path | None = None
     log_level: LogLevel = "lifecycle"
@@ -161,16 +182,67 @@ class RunConfig:
         return self.host_tokens_per_rank * self.cp_size < self.device_pages * self.page_size
 
     @property
+    def device_type(self) -> Literal["cuda", "cpu"]:
+        """Where the device pools lie."""
+        return "cuda" if self.streams == "cuda" else "cpu"
+
+    @property
     def item_elements(self) -> int:
-        """Elements of one component (MLA: the latent with its rope part; MHA: K or V) of one token in one layer."""
-        return self.latent_dim + self.rope_dim if self.kv == "mla" else self.kv_heads * self.head_dim
+        """Elements of one component (MLA and DSA: the latent with its rope part; MHA: K or V) of one token in one layer."""
+        if self.kv == "mha":
+            return self.kv_heads * self.head_dim
+        if support.KV_DTYPES[self.kv_dtype].packed:
+            return support.packed_row_bytes(self.latent_dim, self.rope_dim)
+        return self.latent_dim + self.rope_dim
 
     @property
     def item_bytes(self) -> int:
         """Bytes of one component of one token in one layer."""
-        return self.item_elements * ELEMENT_BYTES
+        return self.item_elements * support.KV_DTYPES[self.kv_dtype].element_bytes
+
+    @property
+    def index_item_bytes(self) -> int:
+        """Bytes of one token's indexer key in one layer (DSA)."""
+        return support.indexer_item_bytes(self.index_dim)
+
+    def _check_copies(self) -> None:
+        dtype = support.KV_DTYPES[self.kv_dtype]
+        if dtype.reason is not None:
+            raise _error("kv_dtype", self.kv_dtype, f"is not supported: {dtype.reason}", "give bf16, fp16, fp8_e4m3 or fp8_packed")
+        if dtype.packed and self.kv == "mha":
+            raise _error("kv_dtype", self.kv_dtype, "has no MHA form", "give fp8_e4m3, or kv mla or dsa")
+        combination = support.support_of(self.kv, self.layout, self.backend)
+        if combination.reason is not None:
+            what, _, remedy = combination.reason.partition(": ")
+            raise _error("backend", self.backend, f"does not copy kv {self.kv} with layout {self.layout}: {what}", remedy)
+        if self.reference_operators and self.backend not in ("kernel", "direct"):
+            raise _error(
+                "reference_operators",
+                True,
+                f"is of no use with backend {self.backend}",
+                "choose backend kernel or direct, or drop it",
+            )
+        if self.reference_operators and self.device_type != "cpu":
+            raise _error("reference_operators", True, "compute on CPU buffers", "choose streams threads or virtual, or drop it")
+        if self.page_first_d2h == "triton" and (self.backend, self.layout) != ("kernel", "page_first"):
+            raise _error(
+                "page_first_d2h",
+                "triton",
+                f"is of no use with backend {self.backend} and layout {self.layout}",
+                "it is for backend kernel and layout page_first",
+            )
+        rows = {"item": self.item_bytes, **({"indexer page": self.index_item_bytes * self.page_size} if self.kv == "dsa" else {})}
+        for name, size_bytes in rows.items():
+            if self.backend == "kernel" and size_bytes % WORD_BYTES:
+                raise _error(
+                    "backend",
+                    "kernel",
+                    f"moves words of {WORD_BYTES} bytes, and one {name} has {size_bytes}",
+                    "change the model's dimensions or the page size, or choose another backend",
+                )
 
     def _check_together(self) -> None:
+        self._check_copies()
         if self.chunk_tokens % self.page_size:
             below = self.chunk_tokens // self.page_size * self.page_size
             raise _error(
@@ -220,6 +292,8 @@ _INTS: Mapping[str, tuple[int, int]] = {
     "rope_dim": (0, 2**16),
     "kv_heads": (1, 1024),
     "head_dim": (1, 1024),
+    "index_dim": (1, 2**16),
+    "index_every": (1, 1024),
     "chunk_tokens": (1, 2**31),
     "max_batch": (1, 2**16),
     "selective_hits": (1, 2**31),
@@ -229,6 +303,10 @@ _INTS: Mapping[str, tuple[int, int]] = {
 }
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "kv": get_args(KvKind),
+    "kv_dtype": tuple(support.KV_DTYPES),
+    "layout": get_args(HostLayout),
+    "backend": get_args(CopyBackendName),
+    "page_first_d2h": get_args(PageFirstD2H),
     "policy": get_args(WritePolicy),
     "eviction_policy": get_args(EvictionPolicy),
     "arrival": get_args(Arrival),

@@ -148,9 +148,8 @@ class ReferenceModel:
 
     def _store(self, pool: DevicePool, payload: str, layer: int, rows: _Rows) -> Callable[[], None]:
         def store() -> None:
-            pool.store(
-                layer, rows.slots, {name: self._expected(pool, payload, layer, name, rows) for name in pool.shape.components}
-            )
+            names = pool.shape.components_of(layer)
+            pool.store(layer, rows.slots, {name: self._expected(pool, payload, layer, name, rows) for name in names})
 
         return store if rows.slots.numel() else _nothing
 
@@ -159,7 +158,7 @@ class ReferenceModel:
             for component, found in pool.read(layer, rows.slots).items():
                 expected = self._expected(pool, payload, layer, component, rows)
                 self._verdict.bytes_checked += expected.numel()
-                difference = first_difference(expected, found)
+                difference = first_difference(expected, found.cpu())
                 if difference is None:
                     continue
                 self._verdict.mismatches += 1

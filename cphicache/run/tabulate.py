@@ -1,4 +1,4 @@
-"""The transition table as Markdown: which cell does what, and every row in full."""
+"""Tables as Markdown: the transition table, which cell does what and every row in full; and what copies what."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from cphicache.lifecycle import ROWS, Row, State, Trigger
 from cphicache.lifecycle.table import COLUMNS, cells
+from cphicache.transfer.support import COMPONENTS_BY_KIND, KV_DTYPES, SUPPORT, Support
 
 LEGEND = (
     "`→` an edge: what follows is the new state (`stays` when it is the same) with the guards in brackets, `!` negates. "
@@ -64,6 +65,30 @@ def _rows_text(rows: Sequence[Row]) -> str:
 
 def _column(row: Row, name: str) -> str:
     return "yes" if name in row.when else "no" if f"!{name}" in row.when else ""
+
+
+def pools_text(rows: Sequence[Support] = SUPPORT) -> str:
+    """What each kind of pool carries, every combination of kind, layout and backend, and every dtype: a part of docs/pools.md."""
+    carried = {row.kind: row.carries for row in rows}
+    kinds = [[f"`{kind}`", carried[kind]] for kind in COMPONENTS_BY_KIND]
+    works = [
+        [*(f"`{value}`" for value in row[:3]), row.d2h_layer, row.d2h_all, row.h2d_layer] for row in rows if row.reason is None
+    ]
+    refused = [[*(f"`{value}`" for value in row[:3]), row.reason or ""] for row in rows if row.reason is not None]
+    dtypes = [
+        [
+            f"`{name}`",
+            f"`torch.{dtype.torch_name}`",
+            f"refused: {dtype.reason}" if dtype.reason else "packed rows" if dtype.packed else "yes",
+        ]
+        for name, dtype in KV_DTYPES.items()
+    ]
+    return (
+        f"### What a layer is made of\n\n{_markdown(['kind', 'components, in copy order'], kinds)}\n"
+        f"### Supported\n\n{_markdown(['kind', 'layout', 'backend', 'D2H of a layer', 'D2H of all', 'H2D of a layer'], works)}\n"
+        f"### Refused at start\n\n{_markdown(['kind', 'layout', 'backend', 'reason'], refused)}\n"
+        f"### KV dtypes\n\n{_markdown(['option', 'elements', 'supported'], dtypes)}"
+    )
 
 
 def _markdown(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:

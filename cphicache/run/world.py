@@ -10,8 +10,6 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-import torch
-
 from cphicache.agree.local import InProcessGroup, SingleReducer
 from cphicache.agree.port import GroupBroken, Reducer
 from cphicache.check.conservation import check_quiet, require
@@ -22,13 +20,14 @@ from cphicache.run.census import take_census
 from cphicache.run.config import RunConfig
 from cphicache.run.jobs import Job, make_jobs, sized_for
 from cphicache.run.model import COMPUTE_US_PER_TOKEN, ReferenceModel, Verdict
+from cphicache.run.pools import make_pools
 from cphicache.run.scheduler import Scheduler, Served
 from cphicache.run.trace import TraceRequest
 from cphicache.spaces.layout import CpSharedKVLayout
 from cphicache.transfer.faults import CopyFaults
-from cphicache.transfer.pools.device import DevicePool, KVShape
-from cphicache.transfer.pools.host import HostKVPool, LayerFirstHostPool
+from cphicache.transfer.pools.memory import HostMemory
 from cphicache.transfer.rank import RankTransfer, TransferCounters
+from cphicache.transfer.streams.cuda import CudaStreams
 from cphicache.transfer.streams.port import Streams
 from cphicache.transfer.streams.threads import ThreadStreams
 from cphicache.transfer.streams.virtual import VirtualStreams
@@ -88,16 +87,13 @@ def cache_config(config: RunConfig) -> CacheConfig:
     )
 
 
-def kv_shape(config: RunConfig, layers: int) -> KVShape:
-    """Shape of a payload's KV."""
-    components = ("latent",) if config.kv == "mla" else ("k", "v")
-    return KVShape(config.kv, layers, dict.fromkeys(components, config.item_elements), torch.bfloat16)
-
-
 def make_streams(config: RunConfig, rank: int) -> Streams:
-    """Streams of one rank: real threads, or a virtual clock with an order of completion of its own."""
-    if config.streams == "threads":
-        return ThreadStreams()
+    """Streams of one rank: real threads, CUDA streams, or a virtual clock with an order of completion of its own."""
+    match config.streams:
+        case "threads":
+            return ThreadStreams()
+        case "cuda":
+            return CudaStreams()
     return VirtualStreams(seed=config.seed * 1009 + rank, jitter=JITTER)
 
 
@@ -141,14 +137,20 @@ class RankWorld:
         engine_config = cache_config(config)
         layout = CpSharedKVLayout(config.page_size, config.cp_size, rank)
         slots = layout.physical_pages_total(config.device_pages) * config.page_size
-        shapes = {name: kv_shape(config, layers) for name, layers in engine_config.payloads}
-        self.device_pools = {name: DevicePool(shape, slots) for name, shape in shapes.items()}
-        self.host_pools: dict[str, HostKVPool] = {
-            name: LayerFirstHostPool(shape, config.host_tokens_per_rank, config.page_size) for name, shape in shapes.items()
-        }
-        rate = shapes["target"].layer_bytes / (COMPUTE_US_PER_TOKEN * COPY_OVER_COMPUTE * config.cp_size)
+        self._memory = HostMemory.for_device(config.device_type)
+        self.device_pools, self.host_pools = make_pools(
+            config, engine_config.payloads, slots, config.host_tokens_per_rank, memory=self._memory
+        )
+        rate = self.device_pools["target"].shape.layer_bytes / (COMPUTE_US_PER_TOKEN * COPY_OVER_COMPUTE * config.cp_size)
         self.transfer = RankTransfer(
-            layout, self.device_pools, self.host_pools, streams, d2h_bytes_per_us=rate, h2d_bytes_per_us=rate, faults=faults
+            layout,
+            self.device_pools,
+            self.host_pools,
+            streams,
+            io_backend=config.backend,
+            d2h_bytes_per_us=rate,
+            h2d_bytes_per_us=rate,
+            faults=faults,
         )
         self.log_path = _rank_path(config.log, rank, config.cp_size)
         self.log = _open_log(config, rank, self.log_path)
@@ -175,6 +177,7 @@ class RankWorld:
             try:
                 self.streams.close()
             finally:
+                self._memory.close()
                 if self.log is not None:
                     self.log.close()
         return RankResult(

@@ -236,7 +236,7 @@ class LayerCopier:
 
     def queue(self, stream: Stream, batch: CopyBatch, layer: int) -> None:
         """Submit the copy of ``layer`` of a batch; its virtual duration follows from bytes and bandwidth."""
-        size_bytes = batch.host_rows.numel() * self._host_pools[batch.payload].shape.layer_bytes
+        size_bytes = batch.host_rows.numel() * self._host_pools[batch.payload].shape.bytes_in_layer(layer)
         stream.submit(partial(self._run, batch, layer), cost_us=size_bytes / self._bytes_per_us)
 
     def _run(self, batch: CopyBatch, layer: int) -> None:
@@ -265,7 +265,7 @@ class LayerCopier:
             for part in batch.parts:
                 self._fail(part.job, error)
         else:
-            self.copied_bytes += batch.host_rows.numel() * host_pool.shape.layer_bytes
+            self.copied_bytes += batch.host_rows.numel() * host_pool.shape.bytes_in_layer(layer)
             self.copies += len(batch.parts)
 
     def _fail(self, job: CopyJob, error: Exception) -> None:

@@ -33,7 +33,14 @@ BAD_VALUES: list[tuple[str, Any, str]] = [
     ("page_size", 16.0, "1 to 1024"),
     ("device_tokens", 0, "1 to"),
     ("host_tokens", -1, "1 to"),
-    ("kv", "gqa", "mla, mha"),
+    ("kv", "gqa", "mla, mha, dsa"),
+    ("kv_dtype", "int8", "bf16, fp16"),
+    ("layout", "page_head", "layer_first, page_first, page_first_direct"),
+    ("backend", "magic", "torch, direct, kernel, triton"),
+    ("page_first_d2h", "loop", "pointer_table, triton"),
+    ("reference_operators", 1, "True or False"),
+    ("index_dim", 0, "1 to"),
+    ("index_every", 0, "1 to"),
     ("layers", 0, "1 to"),
     ("draft_layers", -1, "0 to"),
     ("latent_dim", 0, "1 to"),
@@ -52,7 +59,7 @@ BAD_VALUES: list[tuple[str, Any, str]] = [
     ("max_deferral_ticks", 0, "1 to"),
     ("max_retries", -1, "0 to"),
     ("load_back_threshold", -1, "0 to"),
-    ("streams", "cuda", "threads, virtual"),
+    ("streams", "metal", "threads, virtual, cuda"),
     ("verify", ["all"], "all, sample, off"),
     ("log", "", "file or folder"),
     ("log_level", "debug", "off, lifecycle, ops"),
@@ -144,6 +151,32 @@ def test_item_sizes_follow_from_kind_and_shape() -> None:
     assert RunConfig(kv="mha").item_elements == 32
     assert RunConfig(kv="mha", kv_heads=3, head_dim=8).item_bytes == 48
 
+    assert RunConfig(kv="dsa", index_dim=128).index_item_bytes == 132
+    assert RunConfig(kv="mla", kv_dtype="fp8_e5m2").item_bytes == 40
+    assert RunConfig(kv="dsa", kv_dtype="fp8_packed", latent_dim=512, rope_dim=64).item_bytes == 656
+
+
+@pytest.mark.parametrize(
+    ("options", "option", "why"),
+    [
+        ({"kv_dtype": "fp8_token_scales"}, "--kv-dtype fp8_token_scales", "scales lie in a buffer of their own"),
+        ({"kv_dtype": "fp4_e2m1"}, "--kv-dtype fp4_e2m1", "scales lie in a buffer of their own"),
+        ({"kv": "mha", "kv_dtype": "fp8_packed"}, "--kv-dtype fp8_packed", "has no MHA form"),
+        ({"backend": "direct", "layout": "page_first"}, "--backend direct", "use layout page_first_direct"),
+        ({"backend": "kernel", "layout": "page_first_direct"}, "--backend kernel", "use layout page_first"),
+        ({"backend": "kernel", "rope_dim": 2}, "--backend kernel", "one item has 68"),
+        ({"backend": "kernel", "kv": "dsa", "index_dim": 128, "page_size": 1}, "--backend kernel", "one indexer page has 132"),
+        ({"reference_operators": True}, "--reference-operators", "choose backend kernel or direct"),
+        ({"page_first_d2h": "triton", "backend": "kernel"}, "--page-first-d2h triton", "layout page_first"),
+    ],
+)
+def test_copies_that_cannot_work_are_refused(options: dict[str, Any], option: str, why: str) -> None:
+    """R32, R35: a KV dtype whose scales would not be moved, and a kind, layout and backend that do not work together, are refused at
+    the arguments, in one line with the reason."""
+    text = refusal(**options)
+    assert text.startswith(f"{option} ") or text.startswith(f"{option}:")
+    assert why in text
+
 
 def test_unknown_and_repeated_names_are_refused() -> None:
     """R35: a misspelt option is refused with the nearest name, one that resembles none with all, a repeated one as such."""
@@ -177,3 +210,11 @@ def test_pools_are_sized_where_the_options_leave_them_open() -> None:
     assert not traced.host_smaller_than_device
     given = RunConfig(trace=Path("any.jsonl"), device_tokens=4096, host_tokens=1024).sized_for(5000)
     assert (given.device_tokens, given.host_tokens) == (4096, 1024)
+
+
+def test_a_gpu_run_needs_the_packages_and_not_their_stand_ins() -> None:
+    """R35: with streams on the GPU the device pools lie there, and the CPU stand-ins of operators are refused."""
+    assert RunConfig(streams="cuda").device_type == "cuda"
+    assert RunConfig(streams="threads").device_type == "cpu"
+    with pytest.raises(ConfigError, match=r"--reference-operators True: compute on CPU buffers"):
+        RunConfig(streams="cuda", backend="kernel", reference_operators=True)

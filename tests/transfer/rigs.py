@@ -19,7 +19,7 @@ from cphicache.transfer.streams.port import Streams
 Bytes = dict[tuple[int, str], torch.Tensor]
 """uint8 ``[slots, item_bytes]`` by (layer, component)."""
 
-ELEMENTS = {"mla": {"latent": 12}, "mha": {"k": 8, "v": 5}}
+ELEMENTS = {"mla": {"latent": 12}, "mha": {"k": 8, "v": 5}, "dsa": {"latent": 12, "indexer": 6}}
 """Odd item sizes beside ones that are a multiple of 8 bytes."""
 
 
@@ -51,8 +51,7 @@ def assert_same(found: Bytes, expected: Bytes) -> None:
 def fill(pool: DevicePool | LayerFirstHostPool, seed: int) -> None:
     for layer in range(pool.shape.layers):
         items = random_items(pool.shape, pool.slots, seed * 1000 + layer)
-        for name, rows in items.items():
-            pool.rows(layer, name).copy_(rows)
+        pool.store(layer, range(pool.slots), items)
 
 
 def copied(destination: Bytes, source: Bytes, to: Sequence[int], at: Sequence[int], layers: Sequence[int]) -> Bytes:

@@ -7,24 +7,16 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from cphicache.transfer.backends import SUPPORTED, UnsupportedCombination, require_supported
-from cphicache.transfer.backends.port import plan_rows
+from cphicache.transfer.backends import UnsupportedCombination, require_supported
+from cphicache.transfer.backends.port import RowPair, plan_rows
+from cphicache.transfer.backends.torch_backend import TorchBackend
 from cphicache.transfer.pools.device import DevicePool, KVShape
-from cphicache.transfer.pools.host import HostKVPool, LayerFirstHostPool
+from cphicache.transfer.pools.host import HostKVPool, LayerFirstHostPool, make_host_pool
 from cphicache.transfer.streams.port import Streams
 from cphicache.transfer.streams.threads import ThreadStreams
 from cphicache.transfer.streams.virtual import VirtualStreams
-from tests.transfer.rigs import assert_same, copied, fill, random_items, same, shape_of, snapshot
-
-DEVICE_PAGES, HOST_PAGES = 13, 11
-PATTERNS = {
-    "one page": ([3], [5]),
-    "contiguous": ([2, 3, 4, 5], [6, 7, 8, 9]),
-    "scattered": ([9, 2, 10, 5, 6], [0, 7, 4, 9, 10]),
-    "reversed": ([8, 7, 6], [3, 2, 1]),
-    "nothing": ([], []),
-}
-"""Device pages and host pages."""
+from cphicache.transfer.support import indexer_item_bytes, packed_row_bytes
+from tests.transfer.rigs import assert_same, fill, random_items, same, shape_of, snapshot
 
 STREAMS: dict[str, Callable[[], Streams]] = {
     "threads": lambda: ThreadStreams(seed=1, max_delay_us=20.0),
@@ -32,57 +24,11 @@ STREAMS: dict[str, Callable[[], Streams]] = {
 }
 
 
-def tokens(page_numbers: list[int], page_size: int) -> list[int]:
-    return [page * page_size + offset for page in page_numbers for offset in range(page_size)]
-
-
-@pytest.mark.parametrize("stream_kind", STREAMS)
-@pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("page_size", [1, 4, 16])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.uint8], ids=str)
-@pytest.mark.parametrize("combination", sorted(SUPPORTED), ids="-".join)
-def test_copies_touch_exactly_their_bytes(
-    combination: tuple[str, str, str], dtype: torch.dtype, page_size: int, pattern: str, stream_kind: str
-) -> None:
-    """R33: D2H per layer, D2H all layers and H2D per layer write every byte they should and no other, in either pool (R32)."""
-    kind, _, io_backend = combination
-    shape = shape_of(kind, 3, dtype)
-    device, host = DevicePool(shape, DEVICE_PAGES * page_size), LayerFirstHostPool(shape, HOST_PAGES * page_size, page_size)
-    fill(device, 1)
-    fill(host, 2)
-    device_slots, host_slots = (tokens(numbers, page_size) for numbers in PATTERNS[pattern])
-    device_rows, host_rows = (torch.tensor(slots, dtype=torch.int64) for slots in (device_slots, host_slots))
-    streams = STREAMS[stream_kind]()
-    write = streams.stream("write")
-
-    def run(work: Callable[[], None]) -> None:
-        write.submit(work, cost_us=1.0)
-        streams.synchronize(write.record())
-
-    device_before, host_before = snapshot(device), snapshot(host)
-    run(lambda: host.backup_from_device_per_layer(device, host_rows, device_rows, 1, io_backend))
-    assert_same(snapshot(host), copied(host_before, device_before, host_slots, device_slots, [1]))
-    assert_same(snapshot(device), device_before)
-
-    fill(host, 3)
-    host_before = snapshot(host)
-    run(lambda: host.backup_from_device_all_layer(device, host_rows, device_rows, io_backend))
-    assert_same(snapshot(host), copied(host_before, device_before, host_slots, device_slots, [0, 1, 2]))
-    assert_same(snapshot(device), device_before)
-
-    fill(host, 4)
-    host_before = snapshot(host)
-    run(lambda: host.load_to_device_per_layer(device, host_rows, device_rows, 2, io_backend))
-    assert_same(snapshot(device), copied(device_before, host_before, device_slots, host_slots, [2]))
-    assert_same(snapshot(host), host_before)
-    streams.close()
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float8_e5m2], ids=str)
-@pytest.mark.parametrize("kind", ["mla", "mha"])
+@pytest.mark.parametrize("kind", ["mla", "mha", "dsa"])
 def test_store_and_read_move_bits(kind: str, dtype: torch.dtype) -> None:
     """R31: every bit pattern of every dtype (NaNs too) goes in and comes out unchanged; other slots and layers stay."""
-    pool = DevicePool(shape_of(kind, 2, dtype), 6)
+    pool = DevicePool(shape_of(kind, 2, dtype), 6, page_size=2)
     fill(pool, 5)
     before = snapshot(pool)
     items = random_items(pool.shape, 2, seed=9)
@@ -91,7 +37,7 @@ def test_store_and_read_move_bits(kind: str, dtype: torch.dtype) -> None:
     for (layer, name), rows in snapshot(pool).items():
         untouched = [slot for slot in range(6) if layer == 0 or slot not in (0, 4)]
         assert torch.equal(rows[untouched], before[layer, name][untouched])
-        assert pool.buffer(layer, name).dtype is dtype
+        assert pool.buffer(layer, name).dtype is (torch.uint8 if name == "indexer" else dtype)
 
 
 def test_a_pool_adopts_the_buffers_of_a_model_runner() -> None:
@@ -109,6 +55,94 @@ def test_a_pool_adopts_the_buffers_of_a_model_runner() -> None:
     assert torch.equal(buffers["v"][1][2].flatten().view(torch.uint8), items["v"][0])
     assert not buffers["v"][0].any()
     assert list(shape.components) == ["k", "v"]
+
+
+def test_indexer_keys_are_stored_by_page_and_only_where_there_are_some() -> None:
+    """R31: an indexer buffer is [pages, page_size * item], at slot // page_size; a layer without keys has none, in pools and copies."""
+    shape = KVShape("dsa", 3, {"latent": 8, "indexer": 6}, torch.bfloat16, indexer_layers=(1,))
+    pool = DevicePool(shape, 12, page_size=4)
+    assert pool.buffer(1, "indexer").shape == (3, 24)
+    items = random_items(shape, 1, seed=1)
+    for layer in range(3):
+        pool.store(layer, [6], items)
+    assert torch.equal(pool.buffer(1, "indexer")[1, 12:18], items["indexer"][0])
+    assert pool.buffer(1, "indexer").count_nonzero() == items["indexer"].count_nonzero()
+    assert [list(pool.read(layer, [6])) for layer in range(3)] == [["latent"], ["latent", "indexer"], ["latent"]]
+    assert [shape.bytes_in_layer(layer) for layer in range(3)] == [16, 22, 16]
+    assert (shape.layer_bytes, shape.token_bytes) == (22, 54)
+    host = make_host_pool("page_first", shape, 8, 4)
+    assert host.buffer("latent").shape == (8, 3, 16)
+    assert host.buffer("indexer").shape == (2, 1, 24)
+    with pytest.raises(IndexError, match="layer 3 is none"):
+        host.backup_from_device_per_layer(pool, torch.arange(4), torch.arange(4), 3, "torch")
+
+
+def test_an_adopted_dsa_pool_may_have_spare_pages_and_empty_layers() -> None:
+    """R31: as a serving engine owns them: more indexer pages than the slots need, and None or an empty tensor for layers without."""
+    shape = KVShape("dsa", 3, {"latent": 4, "indexer": 6}, torch.bfloat16, indexer_layers=(2,))
+    latents: list[torch.Tensor | None] = [torch.zeros(9, 1, 4, dtype=torch.bfloat16) for _ in range(3)]
+    keys = [None, torch.empty(0, 24, dtype=torch.uint8), torch.zeros(4, 24, dtype=torch.uint8)]
+    pool = DevicePool.adopt(shape, {"latent": latents, "indexer": keys}, page_size=4)
+    assert pool.slots == 8
+    pool.store(2, [7], random_items(shape, 1, seed=1))
+    assert keys[2] is not None
+    assert keys[2][1, 18:].any()
+    assert not keys[2][2:].any()
+    for changed, message in (
+        ([torch.zeros(4, 24, dtype=torch.uint8), None, keys[2]], r"indexer'\]\[0\] has bytes"),
+        ([None, None, None], r"indexer'\]\[2\] is None"),
+        ([None, None, torch.zeros(2, 24, dtype=torch.uint8)], "9 slots need 3"),
+        ([None, None, torch.zeros(4, 12, dtype=torch.uint8)], "24 elements a page"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            DevicePool.adopt(shape, {"latent": latents, "indexer": changed}, page_size=4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"scales": "buffer"}, "would not be moved"),
+        ({"dtype": torch.int64}, "dtype=torch.int64 is not supported"),
+        ({"indexer_dtype": torch.complex64}, "indexer_dtype=torch.complex64"),
+        ({"indexer_layers": ()}, "at least one"),
+        ({"indexer_layers": (1, 0)}, "ascending"),
+        ({"indexer_layers": (2,)}, r"\[0, 2\)"),
+        ({"kind": "mla", "components": {"latent": 4}, "indexer_layers": (0,)}, "only dsa"),
+    ],
+)
+def test_what_could_not_be_moved_whole_is_refused(change: dict[str, object], message: str) -> None:
+    """R35: scales in a buffer of their own, element types and indexer layers that make no sense are refused, naming them."""
+    fitting: dict[str, object] = {"kind": "dsa", "layers": 2, "components": {"latent": 4, "indexer": 4}, "dtype": torch.bfloat16}
+    KVShape(**fitting)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=message):
+        KVShape(**{**fitting, **change})  # type: ignore[arg-type]
+
+
+def test_page_sizes_must_agree() -> None:
+    """R35: a DSA device pool needs the page size, in whole pages, and the host pool's must be the same."""
+    shape = shape_of("dsa", 1)
+    for options, message in (({}, "page_size=None"), ({"page_size": 0}, "page_size=0"), ({"page_size": 3}, "whole pages of 3")):
+        with pytest.raises(ValueError, match=message):
+            DevicePool(shape, 8, **options)
+    with pytest.raises(ValueError, match="device pool page_size=4, host pool page_size=8"):
+        make_host_pool("layer_first", shape, 8, 8).check_twin(DevicePool(shape, 8, page_size=4), "torch")
+
+
+def test_indexer_keys_move_in_whole_pages() -> None:
+    """R31: rows that are not whole, aligned pages are refused where a component goes by page, before its bytes move."""
+    shape = shape_of("dsa", 1)
+    device, host = DevicePool(shape, 16, page_size=4), make_host_pool("layer_first", shape, 16, 4)
+    whole = torch.arange(4)
+    for rows in (torch.arange(3), torch.arange(1, 5), torch.tensor([0, 1, 3, 2])):
+        with pytest.raises(ValueError, match="not whole pages of 4"):
+            host.backup_from_device_per_layer(device, rows, whole[: rows.numel()], 0, "torch")
+
+
+@pytest.mark.parametrize(("latent_dim", "rope_dim", "size_bytes"), [(512, 64, 656), (32, 8, 56), (128, 0, 136), (129, 1, 144)])
+def test_packed_rows(latent_dim: int, rope_dim: int, size_bytes: int) -> None:
+    """R31: a packed FP8 MLA row is latent, a float32 scale for each 128, rope in BF16: 512 + 16 + 128 = 656; whole words of 8."""
+    assert packed_row_bytes(latent_dim, rope_dim) == size_bytes
+    assert indexer_item_bytes(128) == 132
 
 
 @pytest.mark.parametrize(
@@ -172,9 +206,11 @@ def test_the_base_class_copies_nothing() -> None:
 @pytest.mark.parametrize(
     ("combination", "reason"),
     [
-        (("dsa", "layer_first", "torch"), "kind 'dsa' is not one of"),
+        (("gqa", "layer_first", "torch"), "kind 'gqa' is not one of"),
         (("mla", "none", "torch"), "layout 'none' is not one of"),
         (("mla", "layer_first", "magic"), "io_backend 'magic' is not one of"),
+        (("dsa", "page_first", "direct"), "use layout page_first_direct"),
+        (("mha", "page_first_direct", "kernel"), "use layout page_first, or io_backend direct"),
     ],
 )
 def test_unsupported_combinations_are_named_with_their_reason(combination: tuple[str, str, str], reason: str) -> None:
@@ -205,6 +241,37 @@ def test_a_copy_names_what_is_wrong_with_its_arguments() -> None:
     with pytest.raises(UnsupportedCombination):
         host.load_to_device_per_layer(device, rows, rows, 0, "magic")
     assert_same(snapshot(host), before)
+
+
+def test_unknown_layouts_are_named() -> None:
+    """R35: a layout that is not known is refused with those that are."""
+    with pytest.raises(UnsupportedCombination, match="'page_head' is not one of"):
+        make_host_pool("page_head", shape_of("mla", 1), 4, 4)
+
+
+def test_torch_copies_rows_that_lie_apart_on_the_cpu_only() -> None:
+    """R32, R34: with a GPU, torch on page_first would block the scheduler thread at every copy: refused at start, with what to use. The
+    other layouts, and any on the CPU, are not."""
+    device = torch.empty(8, 16, dtype=torch.uint8, device="meta")
+    apart, paged = torch.empty(8, 3, 16, dtype=torch.uint8), torch.empty(2, 3, 4, 16, dtype=torch.uint8)
+    with pytest.raises(ValueError, match="use io_backend kernel or triton, or layout"):
+        TorchBackend().check_pair(RowPair(device, apart[:, 1]))
+    for source, destination in ((device, apart.view(3, 8, 16)[1]), (device, paged[:, 1]), (apart[:, 0], apart[:, 1])):
+        TorchBackend().check_pair(RowPair(source, destination))
+
+
+def test_plans_of_one_batch_are_made_once_and_never_go_stale() -> None:
+    """R33: a caller that writes to its index tensors between two copies gets what they say at each copy."""
+    shape = shape_of("mla", 2)
+    device, host = DevicePool(shape, 8), LayerFirstHostPool(shape, 8, 1)
+    fill(device, 1)
+    to, at = torch.tensor([1, 2]), torch.tensor([5, 6])
+    host.backup_from_device_per_layer(device, to, at, 0, "torch")
+    to += 3
+    host.backup_from_device_per_layer(device, to, at, 1, "torch")
+    assert same(host.read(0, [1, 2]), device.read(0, [5, 6]))
+    assert same(host.read(1, [4, 5]), device.read(1, [5, 6]))
+    assert not host.read(1, [1, 2])["latent"].any()
 
 
 def test_rows_are_merged_into_maximal_runs() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from cphicache.transfer.backends import UnsupportedCombination
 from cphicache.transfer.pools.device import DevicePool
-from cphicache.transfer.pools.host import HostKVPool, LayerFirstHostPool
+from cphicache.transfer.pools.host import HostKVPool, LayerFirstHostPool, PageFirstHostPool
 from cphicache.transfer.pools.slots import TransferInternalError
 from cphicache.transfer.port import LoadItem, OpKey, TransferPort, Wait
 from cphicache.transfer.rank import RankTransfer
@@ -143,7 +143,7 @@ def test_pools_that_do_not_fit_are_refused_at_the_start() -> None:
     for devices, hosts, options, message in cases:
         with pytest.raises(ValueError, match=message):
             RankTransfer(ALONE, devices, hosts, streams, **options)  # type: ignore[arg-type]
-    for pool, io_backend in ((HostKVPool(shape, 16, 4), "torch"), (host, "kernel")):
+    for pool, io_backend in ((HostKVPool(shape, 16, 4), "torch"), (PageFirstHostPool(shape, 16, 4), "direct")):
         with pytest.raises(UnsupportedCombination, match="is not supported"):
             RankTransfer(ALONE, {"target": device}, {"target": pool}, streams, io_backend=io_backend)
 

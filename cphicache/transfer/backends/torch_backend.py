@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
-from cphicache.transfer.backends.port import RowPair, RowPlan
+from cphicache.transfer.backends.port import RowPair, RowPlan, Run
 
 MIN_RUN_TOKENS = 16
 """Mean run length from which one slice copy a run beats one gather and scatter of all rows (a slice copy costs about 2 us)."""
@@ -15,26 +15,69 @@ MIN_RUN_TOKENS = 16
 def _widened(pair: RowPair) -> RowPair:
     """The pair as int64 where alignment allows: torch gathers wide elements about 5 times as fast as bytes."""
     for rows in pair:
-        if rows.shape[1] % 8 or rows.stride(0) % 8 or rows.data_ptr() % 8 or rows.storage_offset() % 8:
+        if (
+            rows.shape[-1] % 8
+            or any(stride % 8 for stride in rows.stride()[:-1])
+            or rows.data_ptr() % 8
+            or rows.storage_offset() % 8
+        ):
             return pair
     return RowPair(pair.source.view(torch.int64), pair.destination.view(torch.int64))
 
 
 class TorchBackend:
-    """Runs of neighbours become slice copies; short runs become one ``index_select`` and one ``index_copy_``."""
+    """Runs of neighbours become slice copies; short runs between CPU buffers become one gather and one scatter."""
 
     name = "torch"
+
+    def check_pair(self, pair: RowPair) -> None:
+        """torch copies between any two buffers, but rows that lie apart (``page_first``) only on the CPU: between a GPU and the host it
+        would go through pageable memory, and the host would wait for the GPU at every copy. Raises ValueError."""
+        apart = any(rows.stride(-2) != rows.shape[-1] for rows in pair)
+        if apart and any(rows.device.type != "cpu" for rows in pair):
+            raise ValueError(
+                "io_backend 'torch' copies rows that lie apart, as in layout page_first, on the CPU only: with a GPU use io_backend "
+                "kernel or triton, or layout layer_first or page_first_direct"
+            )
 
     def copy_rows(self, pairs: Sequence[RowPair], plan: RowPlan) -> None:
         """Apply one plan to every pair of buffers; touches exactly the planned rows."""
         if not plan.runs:
             return
-        if len(plan.runs) == 1 or plan.source_rows.numel() >= MIN_RUN_TOKENS * len(plan.runs):
-            for source, destination in pairs:
-                for at, to, length in plan.runs:
-                    destination[to : to + length].copy_(source[at : at + length])
-            return
+        long_runs = len(plan.runs) == 1 or plan.source_rows.numel() >= MIN_RUN_TOKENS * len(plan.runs)
         for pair in pairs:
-            source, destination = _widened(pair)
-            rows = source.index_select(0, plan.source_rows.to(source.device))
-            destination.index_copy_(0, plan.destination_rows.to(destination.device), rows.to(destination.device))
+            # Between a GPU and the host a gather would need the bytes on the host at once, which synchronises: slices only.
+            if long_runs or any(rows.device.type != "cpu" for rows in pair):
+                _copy_runs(pair, plan.runs)
+            else:
+                source, destination = _widened(pair)
+                destination[_index(destination, plan.destination_rows)] = source[_index(source, plan.source_rows)]
+
+
+def _copy_runs(pair: RowPair, runs: Sequence[Run]) -> None:
+    for run in runs:
+        for source, destination, length in _pieces(run, pair):
+            _slice(pair.destination, destination, length).copy_(_slice(pair.source, source, length), non_blocking=True)
+
+
+def _pieces(run: Run, pair: RowPair) -> Iterator[Run]:
+    """The run, cut at the page borders of buffers that have pages."""
+    pages = [rows.shape[1] if rows.dim() == 3 else 0 for rows in pair]
+    at, to, left = run
+    while left:
+        length = min([left, *(page - row % page for page, row in zip(pages, (at, to), strict=True) if page)])
+        yield Run(at, to, length)
+        at, to, left = at + length, to + length, left - length
+
+
+def _slice(rows: torch.Tensor, start: int, length: int) -> torch.Tensor:
+    if rows.dim() == 2:
+        return rows[start : start + length]
+    page, offset = divmod(start, rows.shape[1])
+    return rows[page, offset : offset + length]
+
+
+def _index(rows: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    if rows.dim() == 2:
+        return (numbers,)
+    return numbers // rows.shape[1], numbers % rows.shape[1]

@@ -1,6 +1,6 @@
 """The stream port: ordered asynchronous work, events between streams, and nothing else.
 
-Implementations: real threads (true asynchrony), a virtual clock (deterministic, adversarial order), later CUDA streams.
+Implementations: real threads (true asynchrony), a virtual clock (deterministic, adversarial order), CUDA streams.
 """
 
 from __future__ import annotations

@@ -1,0 +1,27 @@
+"""What a session prints at its end: the combinations that the conformance suite ran and skipped."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+PREFIX = "combinations "
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Sum up what tests recorded under names that begin with "combinations" (worker processes send them with their reports)."""
+    totals: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if getattr(report, "when", None) == "call":
+                for name, value in report.user_properties:
+                    if name.startswith(PREFIX) and isinstance(value, int):
+                        totals[name.removeprefix(PREFIX)] += value
+    if totals:
+        terminalreporter.section("conformance of copies")
+        terminalreporter.line(
+            "pool x layout x backend x stream kind x page size x index pattern, each D2H by layer, D2H whole, H2D:"
+        )
+        for name, count in sorted(totals.items(), key=lambda entry: entry[0] != "run"):
+            terminalreporter.line(f"{count:6d} {name}")
