@@ -20,10 +20,10 @@ from cphicache.run import config as config_module
 from cphicache.run import world as world_module
 from cphicache.run.cli import main
 from cphicache.run.jobs import Job
+from cphicache.run.pools import make_pools
 from cphicache.run.report import MUST_SEE
 from cphicache.run.scheduler import Scheduler
 from cphicache.transfer.pools.device import DevicePool
-from cphicache.transfer.pools.host import LayerFirstHostPool
 from cphicache.transfer.rank import RankTransfer
 from tests.run.worlds import SMALL
 
@@ -136,7 +136,7 @@ BAD_OPTIONS: list[tuple[list[str], list[str]]] = [
     (["--page-size", "48", "--chunk-tokens", "128"], ["--chunk-tokens 128", "page_size 48", "give 96"]),
     (["--host-tokens", "63"], ["--host-tokens 63", "below one page a payload", "at least 64"]),
     (["--policy", "write_around"], ["--policy write_around", "write_back"]),
-    (["--streams", "cuda"], ["--streams cuda", "threads, virtual"]),
+    (["--streams", "fibres"], ["--streams fibres", "threads, virtual"]),
     (["--kv", "gqa"], ["--kv gqa", "mla, mha"]),
     (["--log", "x", "--log-level", "off"], ["--log x", "log_level off"]),
     (["--cp-sise", "4"], ["--cp-sise", "--cp-size"]),
@@ -205,22 +205,29 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
 # -- something is wrong --------------------------------------------------------------------------------------------------------
 
 
-class _ForgetfulHostPool(LayerFirstHostPool):
-    """Changes one byte of every D2H copy of layer 1."""
+def _forgetful_pools(*args: Any, **kwargs: Any) -> Any:
+    """The run's pools, but each D2H copy of the target's layer 1 changes one byte on its way."""
+    devices, hosts = make_pools(*args, **kwargs)
+    host = hosts["target"]
+    copy = host.backup_from_device_per_layer
 
-    def backup_from_device_per_layer(
-        self, device_pool: DevicePool, host_indices: torch.Tensor, device_indices: torch.Tensor, layer_id: int, io_backend: str
-    ) -> None:
-        super().backup_from_device_per_layer(device_pool, host_indices, device_indices, layer_id, io_backend)
-        if layer_id == 1:
-            for name in self.shape.components:
-                self.rows(layer_id, name)[int(host_indices[0]), 3] ^= 0x40
+    def forgetful(device_pool: DevicePool, host_indices: torch.Tensor, *rest: Any) -> None:
+        copy(device_pool, host_indices, *rest)
+        if rest[1] == 1:
+            slot = host_indices[:1]
+            items = host.read(1, slot)
+            for item in items.values():
+                item[0, 3] ^= 0x40
+            host.store(1, slot, items)
+
+    host.backup_from_device_per_layer = forgetful  # type: ignore[method-assign]
+    return devices, hosts
 
 
 def test_a_wrong_byte_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """R33: one byte that changes on its way: status 1, and the first evidence names node, layer, payload, position, expected and
     found."""
-    monkeypatch.setattr(world_module, "LayerFirstHostPool", _ForgetfulHostPool)
+    monkeypatch.setattr(world_module, "make_pools", _forgetful_pools)
     result = quick("--json", "--draft-layers", "0")
     assert result.exit_code == 1
     (line,) = result.stderr.splitlines()

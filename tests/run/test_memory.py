@@ -12,7 +12,7 @@ from cphicache.transfer.budget import HostBudgetError, MemoryLimit
 
 def test_a_run_fits_its_memory_or_says_what_does() -> None:
     """R31, R35: MLA of 40 elements x 2 bytes, 4 layers and a draft layer: 400 bytes a token; 8,192 tokens on four ranks: 819,200 a rank."""
-    config = RunConfig()
+    config = RunConfig(device_tokens=8192, host_tokens=8192)
     payloads = cache_config(config).payloads
     budget = require_memory(config, payloads, [])
     assert budget.token_bytes == {"target": 320, "draft": 80}
