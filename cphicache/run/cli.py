@@ -26,6 +26,7 @@ from cphicache.run.config import (
     WriteBackWait,
     WritePolicy,
 )
+from cphicache.run.seen import replay_command, trace_command
 
 F = TypeVar("F", bound=Callable[..., Any])
 _DEFAULTS = {field.name: field.default for field in fields(RunConfig)}
@@ -222,6 +223,9 @@ def diagrams(check: bool, root: Path) -> None:
     except DiagramError as error:
         raise _Failure(str(error)) from error
 
+
+main.add_command(replay_command)
+main.add_command(trace_command)
 
 if __name__ == "__main__":
     main()
