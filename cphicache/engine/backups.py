@@ -101,7 +101,6 @@ class Backups:
                 record.agreed,
                 tuple(record.submitted),
                 tuple(record.confirmed),
-                self._names,
                 self._state.no_need if record.state is N else record.need,  # before it is reserved: what it would take
                 record.wasted_need,
                 self._state.ledger.used,

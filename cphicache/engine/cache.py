@@ -65,6 +65,7 @@ class CpHiRadixCache:
         self._inserts = Inserts(self.state, self._backups, self._host_eviction.refresh)
         self._waiting = Waiting(self.state, self._backups, log)
         if log is not None:
+            log.name_payloads(config.payload_names)
             log.note(
                 0,
                 "cache",

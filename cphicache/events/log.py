@@ -79,6 +79,7 @@ class EventLog:
         self._closed = False
         self._writer: FileWriter | None = None
         self._records: deque[Record] = deque()
+        self._renderer = Renderer(rank)
         self._capacity = _NEVER
         head = encode_fields(_header_fields(level, header)) if level is not Level.OFF else b""
         if path is None or level is Level.OFF:
@@ -88,7 +89,7 @@ class EventLog:
             self._writer = FileWriter(
                 path,
                 self._records,
-                Renderer(rank),
+                self._renderer,
                 head,
                 flush_interval_s=flush_interval_s,
                 max_file_bytes=max_file_bytes,
@@ -99,6 +100,10 @@ class EventLog:
         self._pressure = self._pressure_at_ease = max(1, self._capacity // 2)
         if level is not Level.OFF:
             self._put_fact(head)
+
+    def name_payloads(self, payloads: Sequence[str]) -> None:
+        """Names of the payloads whose masks :meth:`record_step` gets, once before the first."""
+        self._renderer.payloads = tuple(payloads)
 
     # -- writing --------------------------------------------------------------------------------------------------------------
     def record_step(  # noqa: PLR0917 - positions, because this is the hot path
@@ -115,7 +120,6 @@ class EventLog:
         agreed: bool,
         submitted: tuple[int, ...],
         confirmed: tuple[int, ...],
-        payloads: tuple[str, ...],
         need: tuple[int, ...],
         wasted: tuple[int, ...],
         used: int,
@@ -125,17 +129,16 @@ class EventLog:
     ) -> None:
         """One lifecycle step. All arguments are values that do not change any more; see :data:`~cphicache.events.render.StepRecord`.
 
-        ``submitted`` and ``confirmed`` are masks of layers by payload, in the order of ``payloads``; ``need`` and ``wasted`` host slots
-        by rank. Everything but ``before`` tells how things are when the step has been taken.
+        ``submitted`` and ``confirmed`` are masks of layers by payload, in the order of :meth:`name_payloads`; ``need`` and ``wasted``
+        host slots by rank. Everything but ``before`` tells how things are when the step has been taken.
         """
-        if len(self._records) >= self._pressure and not self._has_room(tick):
+        records, clock = self._records, self._clock
+        if len(records) >= self._pressure and not self._has_room(tick):
             return
         self.seq += 1
-        clock = self._clock
-        wall = None if clock is None else clock()
-        self._records.append((
-            wall, tick, node, generation, trigger, before, after, stale, number, bound, agreed, submitted, confirmed, payloads, need,
-            wasted, used, locks, reason, extra,
+        records.append((
+            None if clock is None else clock(), tick, node, generation, trigger, before, after, stale, number, bound, agreed,
+            submitted, confirmed, need, wasted, used, locks, reason, extra,
         ))  # fmt: skip
 
     def step(  # noqa: PLR0917 - these six say which step it was, in the order of the log
@@ -257,7 +260,7 @@ class EventLog:
         """What is kept in memory, decoded, oldest first and with the header if it is still there. Empty when a file is written."""
         if self._writer is not None:
             return []
-        renderer = Renderer(self._rank, first_seq=self.dropped)
+        renderer = Renderer(self._rank, self._renderer.payloads, first_seq=self.dropped)
         return [orjson.loads(renderer.render(record)) for record in self._records]
 
     @property

@@ -28,7 +28,6 @@ StepRecord: TypeAlias = tuple[
     bool,  # agreed
     tuple[int, ...],  # submitted: a mask of layers by payload
     tuple[int, ...],  # confirmed
-    tuple[str, ...],  # names of the payloads
     tuple[int, ...],  # host slots by rank
     tuple[int, ...],  # wasted ones among them, which go with the operation
     int,  # slots in use
@@ -36,7 +35,8 @@ StepRecord: TypeAlias = tuple[
     str,  # reason
     Extra,
 ]
-"""A lifecycle step as the scheduler thread leaves it: references to values, nothing computed."""
+"""A lifecycle step as the scheduler thread leaves it: references to values, nothing computed. Not more than 19 of them: CPython keeps
+the memory of shorter tuples at hand."""
 
 FactRecord: TypeAlias = tuple[float | None, bytes]
 """Another event, encoded when it was noted, so that what the caller does with its lists afterwards is not seen."""
@@ -67,9 +67,10 @@ class _RankLogger(structlog.BoundLoggerBase):
 
 
 class Renderer:
-    """Numbers records and renders them. ``seq`` is that of the last one."""
+    """Numbers records and renders them. ``seq`` is that of the last one; ``payloads`` names the masks of step records, in order."""
 
-    def __init__(self, rank: int, first_seq: int = 0) -> None:
+    def __init__(self, rank: int, payloads: tuple[str, ...] = (), first_seq: int = 0) -> None:
+        self.payloads = payloads
         self.seq = first_seq - 1
         processors = [structlog.processors.JSONRenderer(serializer=orjson.dumps, default=not_loggable)]
         self._logger = _RankLogger(None, processors, {"rank": rank})
@@ -87,7 +88,7 @@ class Renderer:
         else:
             wall = record[0]
             self.seq += 1
-            fields = _step_fields(record)
+            fields = _step_fields(record, self.payloads)
         return self._line(wall, fields)
 
     def render_part_header(self, encoded: bytes, part: int, seq: int) -> bytes:
@@ -100,9 +101,9 @@ class Renderer:
         return self._logger.line({"seq": self.seq, **fields})
 
 
-def _step_fields(record: StepRecord) -> dict[str, Any]:
+def _step_fields(record: StepRecord, names: tuple[str, ...]) -> dict[str, Any]:
     (
-        _, tick, node, generation, trigger, before, after, stale, number, bound, agreed, submitted, confirmed, names, need, wasted,
+        _, tick, node, generation, trigger, before, after, stale, number, bound, agreed, submitted, confirmed, need, wasted,
         used, locks, reason, extra,
     ) = record  # fmt: skip
     fields: dict[str, Any] = {

@@ -67,7 +67,8 @@ class Stepper:
             live = Live(node, bound=bound)
             live.since_tick, live.since_wall = event["tick"], event.get("wall")
             live.submitted, live.confirmed = dict.fromkeys(event["submitted"], 0), dict.fromkeys(event["submitted"], 0)
-        trusted = node not in self._unsure and (known or not self._missed or before is N)
+        may_be_new = self._missed or (self._schema < 2 and before is C)  # of schema 1, a split's head has no step of its own
+        trusted = node not in self._unsure and (known or before is N or not may_be_new)
         if live.state is not before and trusted:
             last = f"its last state was {live.state} (line {live.last[2]})" if known else "it was not pending and had no host copy"
             tell(Kind.STATE_BEFORE, f"{trigger} in {before}, but {last}")
@@ -116,7 +117,8 @@ class Stepper:
             guards["new_layers"] = bool(_mask(event["layers"]) & ~live.submitted.get(event["payload"], 0))
         if "parent" in event:
             parent = event["parent"]
-            guards["parent_committed"] = parent == 0 or self._state_of(parent) is C
+            if parent == 0 or (parent not in self._unsure and (parent in self.live or not self._missed)):
+                guards["parent_committed"] = parent == 0 or self._state_of(parent) is C
             if not parent and event.get("refused") != "split_awaited":
                 guards["fit"] = event.get("refused") in (None, "no_host_slots")
         return guards

@@ -240,7 +240,7 @@ def run_world(
         for thread in threads:
             while thread.is_alive():
                 thread.join(0.2)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         group.break_off("interrupted")
         raise
     if errors:
@@ -253,6 +253,7 @@ def _open_log(config: RunConfig, rank: int, path: Path | None) -> EventLog | Non
     if path is None or config.log_level == "off":
         return None
     header = {name: value for name, value in asdict(config).items() if name not in ("log", "out", "json")}
+    header["token_layer_bytes"] = {name: kv_shape(config, layers).layer_bytes for name, layers in cache_config(config).payloads}
     header["trace"] = None if config.trace is None else config.trace.name
     wall_clock = None if config.streams == "virtual" else time.time
     return EventLog(path, rank=rank, level=Level[config.log_level.upper()], wall_clock=wall_clock, header=header)
