@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -17,6 +18,7 @@ from cphicache.check.conservation import check_quiet, require
 from cphicache.check.reference import ReferenceKV
 from cphicache.engine import CacheConfig, Counters, CpHiRadixCache, WriteBackShort, WritePolicy
 from cphicache.events import EventLog, Level
+from cphicache.metrics import CacheMetrics
 from cphicache.run.census import take_census
 from cphicache.run.config import RunConfig
 from cphicache.run.jobs import Job, make_jobs
@@ -137,6 +139,7 @@ class RankWorld:
         self.checks = 0
         self.reducer = CountingReducer(reducer)
         self._on_tick = on_tick
+        self._observe: Callable[[], None] | None = None
         engine_config = cache_config(config)
         layout = CpSharedKVLayout(config.page_size, config.cp_size, rank)
         slots = layout.physical_pages_total(config.device_pages) * config.page_size
@@ -193,6 +196,20 @@ class RankWorld:
             self.checks += 1
         if self._on_tick is not None:
             self._on_tick(scheduler)
+        if self._observe is not None:
+            self._observe()
+
+    def observe_with(self, metrics: CacheMetrics, token_bytes: int) -> None:
+        """Let ``metrics`` watch this rank."""
+        metrics.watch(
+            self.rank,
+            self.cache,
+            lambda: self.transfer.counters,
+            token_bytes=token_bytes,
+            tokens=self.scheduler.served,
+            log=self.log,
+        )
+        self._observe = partial(metrics.tick, self.rank)
 
     def _census(self) -> Any:
         return take_census(self.cache, self.scheduler.rows, self.transfer.free_slots(), self.rank)
@@ -206,10 +223,12 @@ def run_world(
     on_tick: Callable[[Scheduler], None] | None = None,
     streams: StreamsFactory = make_streams,
     faults: Mapping[int, CopyFaults] | None = None,
+    metrics: CacheMetrics | None = None,
 ) -> list[RankResult]:
     """Run all ranks to the end and return their results in rank order.
 
-    ``on_done`` and ``on_tick`` hear of rank 0 only. Raises :class:`RunFailed` with the first error of any rank.
+    ``on_done`` and ``on_tick`` hear of rank 0 only; ``metrics`` watches all ranks.
+    Raises :class:`RunFailed` with the first error of any rank.
     """
     group = InProcessGroup(config.cp_size)
     results: list[RankResult | None] = [None] * config.cp_size
@@ -228,6 +247,8 @@ def run_world(
                 on_tick=on_tick if rank == 0 else None,
                 on_done=on_done if rank == 0 else None,
             )
+            if metrics is not None:
+                world.observe_with(metrics, sum(kv_shape(config, n).layer_bytes * n for _, n in cache_config(config).payloads))
             results[rank] = world.run()
         except BaseException as error:  # whatever ends a rank must end the others too, and is raised below
             errors.append((rank, error))
