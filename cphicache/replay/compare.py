@@ -18,7 +18,7 @@ def replay_together(logs: Sequence[OneLog], findings: Findings, on_step: Callabl
     Returns the first disagreement, or None, and why the ranks were not compared to the end, or "". Equal sequences are in the same
     order of ticks, so this merges the logs by tick; only one event of each is in memory.
     """
-    runs: list[Iterator[Given]] = [log.views() for log in logs]
+    runs: list[Iterator[Given]] = [log.views(compared=len(logs) > 1) for log in logs]
     disagreement: dict[str, Any] | None = None
     why = ""
     while disagreement is None and not why:
@@ -30,7 +30,8 @@ def replay_together(logs: Sequence[OneLog], findings: Findings, on_step: Callabl
         if gone is not None and len(logs) > 1:
             why = f"the ranks are compared up to tick {gone.last_tick} only: events are missing from {gone.path}"
             break
-        disagreement = _compare(logs, given, findings)
+        if len(logs) > 1:
+            disagreement = _compare(logs, given, findings)
     for run in runs:
         for _ in run:
             on_step()

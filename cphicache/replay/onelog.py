@@ -63,14 +63,15 @@ class OneLog:
             self._missing()
 
     # -- events, one by one -----------------------------------------------------------------------------------------------------
-    def views(self) -> Iterator[Given]:
-        """Replay to the end. Yields each event that all ranks must have, with its logical view, right after it was replayed."""
+    def views(self, *, compared: bool) -> Iterator[Given]:
+        """Replay to the end. Yields each event that all ranks must have, with its logical view (empty unless it is to be ``compared``),
+        right after it was replayed."""
         try:
             for line in self._lines:
                 if self._gaps:
                     self._missing()
                 self._take(line)
-                view = logical_view(line.event, self.schema)
+                view = logical_view(line.event, self.schema) if compared else {}
                 if view is not None:
                     yield line, view
         except EventReadError as error:

@@ -19,6 +19,27 @@ N, R, L, C, B = (
     State.COMMITTED,
     State.ROLLED_BACK,
 )
+(
+    AGREED,
+    AGREED_FAILED,
+    BIND,
+    LAYER_STORED,
+    LOAD_AGREED,
+    LOAD_DRAINED,
+    LOAD_QUEUED,
+    SPLIT,
+    SPLIT_WANTED,
+) = (
+    Trigger.AGREED,
+    Trigger.AGREED_FAILED,
+    Trigger.BIND,
+    Trigger.LAYER_STORED,
+    Trigger.LOAD_AGREED,
+    Trigger.LOAD_DRAINED,
+    Trigger.LOAD_QUEUED,
+    Trigger.SPLIT,
+    Trigger.SPLIT_WANTED,
+)  # looked up once: a member access through the enum is slow
 _STATES: Mapping[str, State] = {state.value: state for state in State}
 _TRIGGERS: Mapping[str, Trigger] = {trigger.value: trigger for trigger in Trigger}
 
@@ -94,7 +115,7 @@ class Stepper:
         live.state, live.generation = after, generation
         if before is C and after is N:
             self._check_children(live, tell)
-        if trigger is Trigger.SPLIT and row is not None:
+        if trigger is SPLIT and row is not None:
             self._split(live, event, grandparent)
         self._follow_load(live, trigger, tell, trusted=trusted)
         live.last = (event["tick"], event["seq"], line.number)
@@ -159,7 +180,7 @@ class Stepper:
         if "release" in row.before or "release_host" in row.before:
             masks, expected_confirmed = dict.fromkeys(masks, 0), dict.fromkeys(masks, 0)
         counts = {name: mask.bit_count() for name, mask in masks.items()}
-        if submitted != counts and (trigger is not Trigger.LAYER_STORED or "layers" in event):
+        if submitted != counts and (trigger is not LAYER_STORED or "layers" in event):
             tell(Kind.WATERMARK, f"submitted layers are {submitted} where the steps make them {counts}")
         if confirmed != expected_confirmed:
             tell(Kind.WATERMARK, f"confirmed layers are {confirmed} where the steps make them {expected_confirmed}")
@@ -179,9 +200,9 @@ class Stepper:
         for name, count in event["submitted"].items():
             if live.submitted.get(name, 0).bit_count() != count:  # which ones is unknown: the first so many
                 live.submitted[name] = (1 << count) - 1
-        if "request" in event and event["trigger"] != Trigger.SPLIT_WANTED:
+        if "request" in event and event["trigger"] != SPLIT_WANTED:
             live.request = event["request"]
-        elif event["trigger"] == Trigger.BIND and event.get("reason"):
+        elif event["trigger"] == BIND and event.get("reason"):
             live.request = event["reason"]
         if not trusted:
             live.number = event.get("number")
@@ -195,9 +216,9 @@ class Stepper:
         if "take_number" in row.before:
             self.sequence.give(number, (live.node, f"line {line.number}"), tell)
             live.number = number
-        elif trigger is Trigger.AGREED and number is not None:
+        elif trigger is AGREED and number is not None:
             self.sequence.agree(number, tell)
-        elif trigger is Trigger.AGREED_FAILED and row.is_edge and number is not None:
+        elif trigger is AGREED_FAILED and row.is_edge and number is not None:
             self.sequence.fail(number, tell)
         if "release" in row.before or "release_host" in row.before:
             live.number = None
@@ -300,11 +321,11 @@ class Stepper:
 
     @staticmethod
     def _follow_load(live: Live, trigger: Trigger, tell: Tell, *, trusted: bool) -> None:
-        if trigger is Trigger.LOAD_QUEUED:
+        if trigger is LOAD_QUEUED:
             if live.loading and trusted:
                 tell(Kind.ILLEGAL_EDGE, "a load-back is queued for a node that another one is loading")
             live.loading = True
-        elif trigger in (Trigger.LOAD_AGREED, Trigger.LOAD_DRAINED):
+        elif trigger in (LOAD_AGREED, LOAD_DRAINED):
             if not live.loading and trusted:
                 tell(Kind.ILLEGAL_EDGE, f"{trigger}, but no load-back of the node is in flight")
             live.loading = False
@@ -316,24 +337,23 @@ class Stepper:
         self.live.pop(live.node, None)
 
 
-_FIELDS: Mapping[str, type] = {
+_KINDS: Mapping[str, type] = {
     "tick": int, "node": int, "generation": int, "bound": bool, "agreed": bool, "submitted": dict, "confirmed": dict, "slots": int,
-}  # fmt: skip
-_OPTIONAL: Mapping[str, type] = {
+    "trigger": str, "before": str, "after": str, "seq": int,
     "number": int, "parent": int, "head": int, "head_slots": int, "locks": int, "layers": list, "payload": str, "used": int,
 }  # fmt: skip
+_REQUIRED = frozenset(list(_KINDS)[:12])
 
 
 def _check_fields(event: dict[str, Any]) -> None:
-    for name, kind in _FIELDS.items():
-        if type(event.get(name)) is not kind:
-            raise NotAStep(f"field {name!r} of a step is {event.get(name)!r}")
-    for name, kind in _OPTIONAL.items():
-        if name in event and type(event[name]) is not kind:
-            raise NotAStep(f"field {name!r} of a step is {event[name]!r}")
-    for name, known in (("trigger", _TRIGGERS), ("before", _STATES), ("after", _STATES)):
-        if event.get(name) not in known:
-            raise NotAStep(f"field {name!r} of a step is {event.get(name)!r}")
+    if not event.keys() >= _REQUIRED:
+        raise NotAStep(f"a step without {', '.join(sorted(_REQUIRED - event.keys()))}")
+    for name, value in event.items():
+        kind = _KINDS.get(name)
+        if kind is not None and type(value) is not kind:
+            raise NotAStep(f"field {name!r} of a step is {value!r}")
+    if event["trigger"] not in _TRIGGERS or event["before"] not in _STATES or event["after"] not in _STATES:
+        raise NotAStep(f"unknown: {event['trigger']!r} in {event['before']!r} gives {event['after']!r}")
 
 
 def _mask(layers: list[int]) -> int:

@@ -10,6 +10,14 @@ from cphicache.replay.live import Live
 from cphicache.replay.spread import Spread
 
 MICROSECONDS = 1e6
+COMMITTED, RESERVED, ROLLED_BACK, COPY_DONE, LAYER_STORED, SPLIT_WANTED = (
+    State.COMMITTED,
+    State.RESERVED,
+    State.ROLLED_BACK,
+    Trigger.COPY_DONE,
+    Trigger.LAYER_STORED,
+    Trigger.SPLIT_WANTED,
+)  # looked up once: a member access through the enum is slow
 
 
 class Tally:
@@ -34,33 +42,33 @@ class Tally:
         trigger, after, stale = event["trigger"], event["after"], event.get("stale")
         if stale is not None:
             self.stale[stale] += 1
-        self.edges[before.value, trigger, after] += 1
+        self.edges[before, trigger, after] += 1
         if "refused" in event:
             self.refused[event["refused"]] += 1
-        elif trigger == Trigger.SPLIT_WANTED and stale is None:
+        elif trigger == SPLIT_WANTED and stale is None:
             self.deferred[event.get("reason") or "split_wanted"] += 1
         self._copies(live, before, event)
-        if before.value == after:
+        if before == after:
             return
-        if after == State.COMMITTED:
+        if after == COMMITTED:
             self.outcomes["committed"] += 1
-        elif after == State.RESERVED:
+        elif after == RESERVED:
             self.outcomes["reserved"] += 1
-        elif after == State.ROLLED_BACK:
+        elif after == ROLLED_BACK:
             self.outcomes["rolled_back"] += 1
             self.rolled_back[trigger] += 1
-        if before in PENDING or before is State.COMMITTED:
-            self.ticks.setdefault(before.value, Spread()).add(event["tick"] - live.since_tick)
+        if before in PENDING or before is COMMITTED:
+            self.ticks.setdefault(before, Spread()).add(event["tick"] - live.since_tick)
             if live.since_wall is not None and "wall" in event:
-                self.wall_us.setdefault(before.value, Spread()).add(round((event["wall"] - live.since_wall) * MICROSECONDS))
+                self.wall_us.setdefault(before, Spread()).add(round((event["wall"] - live.since_wall) * MICROSECONDS))
 
     def _copies(self, live: Live, before: State, event: dict[str, Any]) -> None:
         wall = event.get("wall")
         if wall is None:
             return
-        if event["trigger"] == Trigger.LAYER_STORED and before is State.RESERVED:
+        if event["trigger"] == LAYER_STORED and before is RESERVED:
             live.copy_wall = wall
-        elif event["trigger"] == Trigger.COPY_DONE and live.copy_wall is not None and self.token_bytes is not None:
+        elif event["trigger"] == COPY_DONE and live.copy_wall is not None and self.token_bytes is not None:
             copied = live.slots * self.token_bytes
             self.copied_bytes += round(copied)
             self.kib_per_s.add(round(copied / 1024 / max(wall - live.copy_wall, 1e-6)))
