@@ -11,15 +11,16 @@ import torch
 from cphicache.run.config import RunConfig
 from cphicache.run.jobs import load_requests
 from cphicache.run.world import run_world
+from cphicache.transfer.faults import CopyFaults
 
 
-def serve(folder: Path, **options: Any) -> list[Path]:
+def serve(folder: Path, *, faults: dict[int, CopyFaults] | None = None, **options: Any) -> list[Path]:
     """Run a small world with a log; the logs' paths in rank order."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         config = RunConfig(**{"verify": "off", "requests": 60, "log": folder / "events.jsonl", **options})
-        results = run_world(config, load_requests(config))
+        results = run_world(config, load_requests(config), faults=faults)
     finally:
         torch.set_num_threads(threads)
     return [result.log for result in results if result.log is not None]

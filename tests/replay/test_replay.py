@@ -21,6 +21,7 @@ from cphicache.lifecycle import State, table_hash
 from cphicache.replay import Filter, Kind, replay
 from cphicache.replay.spread import Spread
 from cphicache.run.cli import main
+from cphicache.transfer.faults import CopyFaults
 from tests.replay.conftest import serve
 from tests.replay.logs import events_of, find, step, write
 
@@ -57,6 +58,22 @@ def test_other_policies_replay_clean(options: dict[str, Any], tmp_path: Path) ->
     """R37: whatever the policy and the order of completions, the log of a run has no findings."""
     report = replay(serve(tmp_path, cp_size=2, requests=50, **options))
     assert report.findings.kept == []
+
+
+@pytest.mark.parametrize("streams", ["virtual", "threads"])
+def test_failures_that_are_handled_are_no_findings(streams: str, tmp_path: Path) -> None:
+    """R21, R22, R37: copies, load-backs and local reservations that fail on one rank are part of the lifecycle: the log says how they
+    ended, and replay finds nothing wrong."""
+    faults = CopyFaults()
+    faults.fail_copies_where(lambda call: call.layer == 1 and call.nth % 13 == 5)
+    faults.fail_reserve("target", nth=5)
+    pressing = {"device_tokens": 2048, "host_tokens": 4096, "scale": 0.0625, "seed": 2}
+    logs = serve(tmp_path, cp_size=2, faults={1: faults}, requests=100, streams=streams, **pressing)
+    assert faults.fired
+    assert faults.fired_reserves
+    report = replay(logs)
+    assert report.findings.kept == []
+    assert report.logs[0].tally.rolled_back["agreed_failed"] > 0
 
 
 def test_equal_runs_give_equal_logs(tmp_path: Path, four_ranks: list[Path]) -> None:
