@@ -13,6 +13,7 @@ from cphicache.engine.host_eviction import HostEviction, Victims
 from cphicache.engine.records import Backup, Batch, Load, Refusal
 from cphicache.engine.state import CacheState, add_need, sub_need
 from cphicache.events import EventLog
+from cphicache.events.render import Extra
 from cphicache.lifecycle import NO_INPUT, Input, LifecycleMachine, State, Trigger
 from cphicache.spaces.types import LogicalPage
 from cphicache.transfer.port import HostSlotsExhausted, TransferPort
@@ -25,6 +26,11 @@ N, R, L, C, B = (
     State.COMMITTED,
     State.ROLLED_BACK,
 )
+DETAILED = frozenset({
+    Trigger.RESERVE, Trigger.RESERVE_RETRY, Trigger.LAYER_STORED, Trigger.AGREED, Trigger.PARENT_COMMITTED, Trigger.BIND,
+    Trigger.SPLIT_WANTED, Trigger.SPLIT,
+})  # fmt: skip
+"""Triggers whose events have fields of their own."""
 REFUSAL_NOTE_TICKS = 16
 """A node's refusals are noted in detail at most once in so many ticks; each attempt is logged as a step anyway."""
 
@@ -45,6 +51,7 @@ class Backups:
         self._steps = 0
         self._planned: tuple[Backup, int, Victims | None] | None = None
         self._copying: list[Backup] = []
+        self._refusal: Refusal | None = None
 
     # -- stepping -----------------------------------------------------------------------------------------------------------
     def fire(self, record: Backup, trigger: Trigger, given: Input = NO_INPUT) -> str | None:
@@ -62,6 +69,7 @@ class Backups:
 
     def _step(self, record: Backup, trigger: Trigger, given: Input) -> str | None:
         before, generation, number = record.state, record.generation, record.number
+        locks = 0 if record.node is None else record.node.lock_ref
         self._depth += 1
         try:
             stale = self._machine.fire(record, trigger, given)
@@ -79,23 +87,46 @@ class Backups:
             else:
                 counters.eviction_retries_failed += 1
         if self._log is not None:
-            self._log.step(
+            node = record.node
+            self._log.record_step(
                 self._state.tick,
                 record.node_id,
                 record.generation or generation,
                 trigger,
                 before,
                 record.state,
-                stale=stale,
-                number=number if record.number is None else record.number,
-                bound=record.bound,
-                agreed=record.agreed,
-                marks=record.watermarks(),
-                payloads=self._names,
-                slots=sum(record.need) + sum(record.wasted_need),
-                reason=given.reason,
+                stale,
+                number if record.number is None else record.number,
+                record.bound,
+                record.agreed,
+                tuple(record.submitted),
+                tuple(record.confirmed),
+                self._state.no_need if record.state is N else record.need,  # before it is reserved: what it would take
+                record.wasted_need,
+                self._state.ledger.used,
+                0 if node is None else node.lock_ref - locks,
+                given.reason,
+                self._details(record, trigger, given) if trigger in DETAILED else (),
             )
         return stale
+
+    def _details(self, record: Backup, trigger: Trigger, given: Input) -> Extra:
+        """What the log tells of some steps only, so that whoever replays it can see the tree, the copies and the refusals."""
+        if trigger is Trigger.LAYER_STORED:
+            return ("payload", self._names[given.payload]), ("layers", tuple(given.layers))
+        if trigger is Trigger.SPLIT_WANTED:
+            return (("request", given.who),)
+        parent = record.parent if record.node is None else None if record.node.parent is None else record.node.parent.backup
+        details: Extra = (("parent", 0 if parent is None else parent.node_id),)
+        if trigger is Trigger.SPLIT and isinstance(given.target, Backup):
+            return *details, ("head", given.target.node_id), ("head_slots", sum(given.target.need))
+        if trigger in (Trigger.RESERVE, Trigger.RESERVE_RETRY):
+            if record.request and not record.bound:
+                details = (*details, ("request", record.request))
+            refusal, self._refusal = self._refusal, None
+            if refusal is not None:
+                details = (*details, ("refused", refusal.value))
+        return details
 
     def forget_queued(self) -> None:
         """Another state is put in place: what a call that ended with an error left queued belongs to the old one."""
@@ -242,7 +273,7 @@ class Backups:
     def refuse(self, record: Backup, given: Input) -> None:
         """See the port."""
         state, ledger = self._state, self._state.ledger
-        reason = self._unfit(record) or Refusal.NO_HOST_SLOTS
+        reason = self._refusal = self._unfit(record) or Refusal.NO_HOST_SLOTS
         need, record.need = record.need, state.no_need
         state.counters.refused[reason] += 1
         record.refused_epoch = ledger.freed_epoch

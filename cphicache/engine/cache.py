@@ -51,6 +51,8 @@ class CpHiRadixCache:
         *,
         hash_secret: bytes = HASH_SECRET,
     ) -> None:
+        if log is not None and log.level is Level.OFF:
+            log = None  # off costs one `if`
         self.config = config
         self.state = CacheState(config)
         self._transfer = transfer
@@ -64,6 +66,17 @@ class CpHiRadixCache:
         self._agreement = Agreement(self.state, self._backups, self._loads, transfer, reducer, log)
         self._inserts = Inserts(self.state, self._backups, self._host_eviction.refresh)
         self._waiting = Waiting(self.state, self._backups, log)
+        if log is not None:
+            log.name_payloads(config.payload_names)
+            log.note(
+                0,
+                "cache",
+                page_size=config.page_size,
+                cp_size=config.cp_size,
+                payloads=dict(config.payloads),
+                host_slots=config.host_slots,
+                policy=config.policy.value,
+            )
 
     # -- sizes ----------------------------------------------------------------------------------------------------------------
     @property

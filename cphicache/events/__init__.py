@@ -2,10 +2,13 @@
 
 from cphicache.events.hashes import page_hashes
 from cphicache.events.log import EventLog, EventLogError
-from cphicache.events.reader import EventReadError, read_events
-from cphicache.events.types import LOCAL_FIELDS, LOCAL_TRIGGERS, SCHEMA_VERSION, Level, logical_view
+from cphicache.events.reader import EventReadError, Line, Trouble, read_events, read_lines
+from cphicache.events.signals import exit_on_signals
+from cphicache.events.types import EVENTS, FIELDS, LOCAL_FIELDS, LOCAL_TRIGGERS, SCHEMA_VERSION, Level, logical_view
 
 __all__ = [
+    "EVENTS",
+    "FIELDS",
     "LOCAL_FIELDS",
     "LOCAL_TRIGGERS",
     "SCHEMA_VERSION",
@@ -13,7 +16,11 @@ __all__ = [
     "EventLogError",
     "EventReadError",
     "Level",
+    "Line",
+    "Trouble",
+    "exit_on_signals",
     "logical_view",
     "page_hashes",
     "read_events",
+    "read_lines",
 ]

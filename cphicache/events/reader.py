@@ -1,61 +1,153 @@
-"""The reader of event logs: strict, because a log with losses must not be taken for a whole one."""
+"""The reader of event logs. It streams: the whole file is never in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
-from cphicache.events.types import HEADER, SCHEMA_VERSION
+from cphicache.events.sinks import part_path
+from cphicache.events.types import HEADER, LOST, SCHEMA_VERSION
+
+
+class Trouble(StrEnum):
+    """What can be wrong with a file."""
+
+    UNREADABLE = "unreadable"
+    EMPTY = "empty"
+    NO_HEADER = "no_header"
+    SCHEMA = "schema"
+    NOT_JSON = "not_json"
+    CUT = "cut"
+    GAP = "gap"
 
 
 class EventReadError(ValueError):
-    """The file is not a whole event log that this version can read. The text is one line with the path and the line number."""
+    """The file is not a whole event log that this version can read. The text is one line with the path and the line number.
+
+    ``line`` is that number, 0 for a file as a whole.
+    """
+
+    def __init__(self, trouble: Trouble, path: Path, line: int, what: str) -> None:
+        super().__init__(f"event log {path}{f', line {line}' if line else ''}: {what}")
+        self.trouble = trouble
+        self.path = path
+        self.line = line
+        self.what = what
+
+
+class Line(NamedTuple):
+    """One event and where it stands. ``end_byte``: bytes of the log up to and with this line, earlier parts included."""
+
+    path: Path
+    number: int
+    event: dict[str, Any]
+    end_byte: int
+
+
+OnGap = Callable[[EventReadError], None]
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of a log in order, the header first.
+    """The events of a log in order, the header first; those of all its parts, when it was rotated.
 
-    Raises :class:`EventReadError` when it comes to a line that is cut, is not JSON or does not follow the one before it; what was
-    yielded until then is good. The whole file is never in memory.
+    Strict: raises :class:`EventReadError` when it comes to a line that is cut, is not JSON or does not follow the one before it, and
+    for a log whose first part is gone; what was yielded until then is good. Events that were lost are no error: an event says so.
     """
+    for line in read_lines(path):
+        yield line.event
+
+
+def read_lines(path: Path, *, on_gap: OnGap | None = None) -> Iterator[Line]:
+    """Like :func:`read_events`, with the place of each event. With ``on_gap`` a gap is told to it, and reading goes on behind it."""
+    parts = log_parts(path)
+    expected, offset = 0, 0
+    for index, part in enumerate(parts):
+        try:
+            with part.open("rb") as file:
+                for line in _read_part(part, file, offset):
+                    event = line.event
+                    seq = event.get("seq")
+                    if line.number == 1 and (index or event.get("part", 1) > 1):
+                        if not index:
+                            _tell(on_gap, EventReadError(Trouble.GAP, part, 1, "the first parts of the log are gone"))
+                            expected = seq if isinstance(seq, int) else 0
+                            yield line
+                        elif seq != expected - 1:
+                            _tell(
+                                on_gap,
+                                EventReadError(Trouble.GAP, part, 1, f"follows event {seq} where {expected - 1} was the last"),
+                            )
+                        expected = seq + 1 if isinstance(seq, int) else expected
+                        continue
+                    follows = event.get("first") if event["event"] == LOST else seq
+                    if follows != expected:
+                        what = f"sequence number {follows} where {expected} was expected: lines are missing or out of order"
+                        _tell(on_gap, EventReadError(Trouble.GAP, part, line.number, what))
+                    expected = seq + 1 if isinstance(seq, int) else expected + 1
+                    yield line
+                offset += file.tell()
+        except OSError as error:
+            raise EventReadError(Trouble.UNREADABLE, part, 0, f"cannot be read ({error.strerror})") from error
+
+
+def log_parts(path: Path) -> list[Path]:
+    """The files that make up a log, oldest first: ``path`` last, before it as many closed parts as its header says and are there."""
+    if not path.exists() and part_path(path, 1).exists():  # stopped between closing one part and opening the next
+        last = 1
+        while part_path(path, last + 1).exists():
+            last += 1
+        return [part_path(path, number) for number in range(1, last + 1)]
+    parts = [path]
     try:
         with path.open("rb") as file:
-            yield from _read(path, file)
-    except OSError as error:
-        raise EventReadError(f"event log {path}: cannot be read ({error.strerror})") from error
+            header = orjson.loads(file.readline() or b"null")
+    except (OSError, orjson.JSONDecodeError):
+        return parts  # reading it tells
+    last = header.get("part", 1) if isinstance(header, dict) else 1
+    for number in range(last - 1 if isinstance(last, int) else 0, 0, -1):
+        if not part_path(path, number).exists():
+            break
+        parts.insert(0, part_path(path, number))
+    return parts
 
 
-def _read(path: Path, lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+def _tell(on_gap: OnGap | None, error: EventReadError) -> None:
+    if on_gap is None:
+        raise error
+    on_gap(error)
+
+
+def _read_part(path: Path, lines: Any, offset: int) -> Iterator[Line]:
     number = 0
     for number, line in enumerate(lines, start=1):
-        where = f"event log {path}, line {number}"
         if not line.endswith(b"\n"):
-            raise EventReadError(
-                f"{where}: the line is cut short, its writer was stopped; the {number - 1} lines before it are whole"
-            )
+            what = f"the line is cut short, its writer was stopped; the {number - 1} lines before it are whole"
+            raise EventReadError(Trouble.CUT, path, number, what)
         try:
             event = orjson.loads(line)
         except orjson.JSONDecodeError as error:
-            raise EventReadError(f"{where}: not JSON ({error.msg})") from error
+            raise EventReadError(Trouble.NOT_JSON, path, number, f"not JSON ({error.msg})") from error
         if not isinstance(event, dict) or not isinstance(event.get("event"), str):
-            raise EventReadError(f"{where}: not an event: an object with the field 'event' was expected")
+            raise EventReadError(Trouble.NOT_JSON, path, number, "not an event: an object with the field 'event' was expected")
         if number == 1:
-            _check_header(where, event)
-        if event.get("seq") != number - 1:
-            raise EventReadError(f"{where}: sequence number {event.get('seq')} where {number - 1} was expected: lines are missing")
-        yield event
+            _check_header(path, event)
+        offset += len(line)
+        yield Line(path, number, event, offset)
     if number == 0:
-        raise EventReadError(f"event log {path}: empty; a log starts with its header")
+        raise EventReadError(Trouble.EMPTY, path, 0, "empty; a log starts with its header")
 
 
-def _check_header(where: str, event: dict[str, Any]) -> None:
+def _check_header(path: Path, event: dict[str, Any]) -> None:
     if event["event"] != HEADER:
-        raise EventReadError(f"{where}: {event['event']!r} where the header was expected: the start of the log is missing")
+        what = f"{event['event']!r} where the header was expected: the start of the log is missing"
+        raise EventReadError(Trouble.NO_HEADER, path, 1, what)
     schema = event.get("schema")
-    if not isinstance(schema, int) or schema < 1:
-        raise EventReadError(f"{where}: schema version {schema!r} where a number from 1 on was expected")
+    if type(schema) is not int or schema < 1:
+        raise EventReadError(Trouble.SCHEMA, path, 1, f"schema version {schema!r} where a number from 1 on was expected")
     if schema > SCHEMA_VERSION:
-        raise EventReadError(f"{where}: schema version {schema}, newer than {SCHEMA_VERSION}: read it with a newer cphicache")
+        what = f"schema version {schema}, newer than {SCHEMA_VERSION}: read it with a newer cphicache"
+        raise EventReadError(Trouble.SCHEMA, path, 1, what)

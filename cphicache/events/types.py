@@ -1,4 +1,4 @@
-"""What an event is: levels, the schema's version, and which parts of an event differ between ranks that agree."""
+"""What an event is: levels, the schema's version, the fields of every event, and which parts differ between ranks that agree."""
 
 from __future__ import annotations
 
@@ -8,13 +8,22 @@ from typing import Any
 
 from cphicache.lifecycle import Trigger
 
-SCHEMA_VERSION = 1
-"""Raised when a field changes its meaning or goes away; new fields do not raise it."""
+SCHEMA_VERSION = 2
+"""Raised when a field changes its meaning or goes away; new fields do not raise it.
+
+2: ``slots`` counts all ranks' host slots (1: said to be this rank's); logs that end properly have an ``end``.
+"""
 
 HEADER = "header"
-"""Name of the first event of a log."""
+"""Name of the first event of a log, and of the first line of each of its later parts."""
+END = "end"
+"""Name of the last event of a log whose writer came to its end."""
+LOST = "lost"
+"""Name of the event that stands for those that the buffer had no room for."""
 STEP = "step"
 """Name of the event of one lifecycle step."""
+CACHE = "cache"
+"""Name of the event with the sizes of the cache that is about to be served."""
 
 
 class Level(IntEnum):
@@ -30,42 +39,117 @@ class Level(IntEnum):
 
 FIELDS: Mapping[str, str] = {
     "rank": "which CP rank wrote the event",
-    "seq": "position in this rank's log: 0 is the header, then one more an event, without a gap",
-    "tick": "scheduler step (the header has none)",
+    "seq": "position in this rank's log: 0 is the header, then one more an event; only a `lost` event leaves a gap before it",
+    "tick": "scheduler step (the header and the end have none)",
     "event": "`header`, `step`, or the name of another fact",
     "local": "present and true: this rank's own business, other ranks may not have it",
     "wall": "wall time in seconds; absent when time is virtual; replay ignores it",
     "node": "id of the radix node (or of the extent that is to become one)",
     "generation": "which backup of that node",
-    "trigger": "what happened (transition table)",
-    "before": "state before the step",
-    "after": "state after it",
-    "stale": "name of the no-op, when the table answers the trigger so; `after` equals `before`",
     "number": "place in the sequence that all ranks agree on; absent before it has one",
-    "bound": "the backup belongs to a node in the tree",
-    "agreed": "every rank has passed its number",
-    "submitted": "layers whose copies have been submitted, by payload",
-    "confirmed": "layers whose copies are known to be done on this rank, by payload",
-    "slots": "host slots that this rank holds for it",
+    "request": "the request that it is about",
     "reason": "why, in a few words; absent when there is nothing to say",
 }
-"""Fields that have one meaning wherever they occur. Other events add fields of their own (``docs/events.md``)."""
+"""Fields that have one meaning wherever they occur."""
 
-LOCAL_FIELDS = frozenset({"rank", "seq", "wall", "confirmed", "slots", "local"})
+EVENTS: Mapping[str, Mapping[str, str]] = {
+    HEADER: {
+        "schema": "schema version",
+        "table": "hash of the transition table that the run used",
+        "level": "`lifecycle` or `ops`",
+        "versions": "versions of cphicache, python and the packages that matter",
+        "config": "seed and configuration, as the caller gave them",
+        "part": "which part of a rotated log this file is, from 1; absent in the first. A later part repeats the last `seq`",
+    },
+    END: {
+        "lost": "events that are missing from this log",
+        "reason": "`closed`, or `exit`: the process ended before the log was closed",
+    },
+    LOST: {
+        "first": "`seq` of the first event that is missing; that of the last is the event's own `seq`",
+        "lost": "how many are missing",
+    },
+    CACHE: {
+        "page_size": "tokens of a page",
+        "cp_size": "ranks",
+        "payloads": "layers by payload",
+        "host_slots": "token slots of one rank's host pool, in each payload",
+        "policy": "write policy",
+    },
+    STEP: {
+        "trigger": "what happened (transition table)",
+        "before": "state before the step",
+        "after": "state after it",
+        "stale": "name of the no-op, when the table answers the trigger so; `after` equals `before`",
+        "bound": "the backup belongs to a node in the tree",
+        "agreed": "every rank has passed its number",
+        "submitted": "layers whose copies have been submitted, by payload",
+        "confirmed": "layers whose copies are known to be done on this rank, by payload; never more than submitted",
+        "slots": "host slots that the backup holds, all ranks together, in each payload",
+        "used": "host slots in use after the step, all ranks together, in each payload, as the ledger has them",
+        "locks": "change of the node's device locks by this step; absent when there is none",
+        "parent": "id of the node that it hangs on, 0 for the root (reserve, bind, agreed, parent_committed, split)",
+        "payload": "layer_stored: whose layers",
+        "layers": "layer_stored: which layers have been reported",
+        "refused": "reserve, reserve_retry: why no slots were given",
+        "head": "split: id of the node that got the first pages",
+        "head_slots": "split: `slots` of that node",
+    },
+    "refused": {
+        "needed": "host slots by rank (absent when no reservation was tried)",
+        "free": "free host slots by rank",
+        "evictable": "host slots by rank that only the host copies of host-only nodes hold",
+        "pinned_tokens": "tokens of host copies that load-backs read",
+        "in_flight": "backups that are pending",
+    },
+    "local_reserve_failed": {},
+    "stale_generation": {},
+    "reduction": {
+        "count": "numbers below this one have been passed by every rank, up to a failed one",
+        "first_failed": "first number that failed on some rank, or null",
+    },
+    "device_evicted": {"tokens": "device tokens freed", "dropped": "those of them without a host copy"},
+    "write_back_wait": {"nodes": "whose backups the eviction waits for"},
+    "load_back": {"load": "id of the load-back", "tokens": "tokens that it brings", "nodes": "the chain, parents first"},
+    "load_back_failed": {"tokens": "tokens that it would have brought"},
+    "load_back_refused": {"tokens": "tokens that it would have brought"},
+    "insert_declined": {"load": "id of the load-back that the insert passes, or null"},
+    "parked_dropped": {},
+    "match": {
+        "keys": "page hashes of what was asked for",
+        "device": "pages found on the device",
+        "host": "tokens that a load-back may bring",
+    },
+    "insert": {
+        "keys": "page hashes of what is inserted",
+        "pages": "the request's logical pages",
+        "chunked": "more chunks of the prompt follow",
+    },
+}
+"""Fields of each event besides :data:`FIELDS`. A reader takes events and fields that it does not know for news, not for errors."""
+
+LOCAL_FIELDS = frozenset({"rank", "seq", "wall", "confirmed", "local"})
 """Fields whose values may differ between ranks that agree about everything."""
+
+LOCAL_FIELDS_BEFORE_2 = LOCAL_FIELDS | {"slots"}
+"""The same in logs of schema version 1."""
 
 LOCAL_TRIGGERS = frozenset({Trigger.COPY_DONE, Trigger.COPY_FAILED})
 """Steps that only one rank takes, or takes at another tick than the others: its own copies' ends."""
+
+LOCAL_EVENTS = frozenset({HEADER, END, LOST})
+"""Events about a log, not about the cache."""
 
 WRITTEN_HERE = frozenset({"rank", "seq", "wall"})
 """Fields that the log itself sets; a caller that passes one is mistaken."""
 
 
-def logical_view(event: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What of an event must be equal on every rank, or ``None`` for a header and for what concerns one rank only.
+def logical_view(event: Mapping[str, Any], schema: int = SCHEMA_VERSION) -> dict[str, Any] | None:
+    """What of an event must be equal on every rank, or ``None`` for what concerns one rank, or its log, only.
 
-    Ranks that agree give equal sequences of logical views: compare them pairwise, in order.
+    Ranks that agree give equal sequences of logical views: compare them pairwise, in order. ``schema``: version of the log.
     """
-    if event["event"] == HEADER or event.get("local", False) or event.get("trigger") in LOCAL_TRIGGERS:
+    if event["event"] in LOCAL_EVENTS or event.get("local", False) or event.get("trigger") in LOCAL_TRIGGERS:
         return None
-    return {name: value for name, value in event.items() if name not in LOCAL_FIELDS}
+    local = LOCAL_FIELDS if schema >= 2 else LOCAL_FIELDS_BEFORE_2
+    return {name: value for name, value in event.items() if name not in local}

@@ -79,6 +79,11 @@ class HostLedger:
             raise ValueError(f"rank is {rank}: give a rank in 0..{len(self._used) - 1}")
         return self._totals[payload] - self._used[rank]
 
+    @property
+    def used(self) -> int:
+        """Host slots in use, all ranks together, in each payload."""
+        return sum(self._used)
+
     def least_free(self) -> int:
         """The smallest free count over all ranks and payloads."""
         return self._smallest_total - max(self._used)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 from click.core import ParameterSource
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cphicache import __version__
+from cphicache.events import exit_on_signals
 from cphicache.run.config import (
     Arrival,
     ConfigError,
@@ -33,12 +35,16 @@ from cphicache.run.config import (
 from cphicache.run.doctor_command import doctor_command
 from cphicache.run.failure import Failure
 from cphicache.run.plan_command import plan_command
+from cphicache.run.seen import replay_command, trace_command
 from cphicache.transfer.budget import HostBudgetError, memory_limits
 from cphicache.transfer.support import KV_DTYPES
 
+if TYPE_CHECKING:
+    from cphicache.metrics import CacheMetrics
+
 F = TypeVar("F", bound=Callable[..., Any])
 _DEFAULTS = {field.name: field.default for field in fields(RunConfig)}
-_REPORTING = {"log", "log_level", "out", "json"}
+_REPORTING = {"log", "log_level", "out", "json", "metrics_port"}
 """Options that change what is written, not what happens: with only these the run is still the bare default run."""
 
 
@@ -131,14 +137,18 @@ def main() -> None:
 @_choice("log-level", LogLevel, "Detail of the event log.")
 @_option("out", str, "Write summary.json and the event log into this folder.")
 @click.option("--json", is_flag=True, help="Print the summary as JSON.")
+@click.option(
+    "--metrics-port", type=click.IntRange(0, 65535), help="Serve Prometheus metrics here while running (0: any free port)."
+)
 @click.pass_context
-def run(context: click.Context, /, **options: Any) -> None:
+def run(context: click.Context, /, metrics_port: int | None = None, **options: Any) -> None:
     """Serve a request trace through the engine and prove every reused byte, every slot and every lock."""
     given = {name for name in options if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
-    sys.exit(serve(options, bare=not given - _REPORTING))
+    with exit_on_signals(signal.SIGTERM, signal.SIGHUP):  # so that event logs are flushed
+        sys.exit(serve(options, bare=not given - _REPORTING, metrics_port=metrics_port))
 
 
-def serve(options: dict[str, Any], *, bare: bool) -> int:
+def serve(options: dict[str, Any], *, bare: bool, metrics_port: int | None = None) -> int:
     """The main job; returns the exit status. Raises :class:`Failure` for unusable input."""
     try:
         config = RunConfig.from_mapping(_with_out(options))
@@ -186,6 +196,7 @@ def serve(options: dict[str, Any], *, bare: bool) -> int:
         TimeElapsedColumn(),
         TextColumn("tick {task.fields[tick]}"),
     )
+    metrics = _serve_metrics(metrics_port, console)
     try:
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
             task = progress.add_task("serving", total=len(requests), tick=0)
@@ -194,6 +205,7 @@ def serve(options: dict[str, Any], *, bare: bool) -> int:
                 requests,
                 on_done=lambda job: progress.advance(task),
                 on_tick=lambda scheduler: progress.update(task, tick=scheduler.tick) if scheduler.tick % 16 == 0 else None,
+                metrics=metrics,
             )
     except RunFailed as error:
         if isinstance(error.__cause__, EventLogError):
@@ -215,6 +227,23 @@ def serve(options: dict[str, Any], *, bare: bool) -> int:
     else:
         Console().print(table(summary))
     return _verdict(summary)
+
+
+def _serve_metrics(port: int | None, console: Console) -> CacheMetrics | None:
+    """Metrics on all interfaces until the process ends; None when no port is given."""
+    if port is None:
+        return None
+    from prometheus_client import start_http_server
+
+    from cphicache.metrics import CacheMetrics
+
+    metrics = CacheMetrics()
+    try:
+        server, _ = start_http_server(port, registry=metrics.registry)
+    except OSError as error:
+        raise Failure(f"--metrics-port {port}: cannot be served ({error.strerror}); give another, or 0 for any free one") from error
+    console.print(f"metrics at http://localhost:{server.server_port}/metrics", soft_wrap=True)
+    return metrics
 
 
 def _verdict(summary: dict[str, Any]) -> int:
@@ -272,6 +301,8 @@ def diagrams(check: bool, root: Path) -> None:
 
 main.add_command(plan_command)
 main.add_command(doctor_command)
+main.add_command(replay_command)
+main.add_command(trace_command)
 
 if __name__ == "__main__":
     main()

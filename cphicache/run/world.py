@@ -16,11 +16,12 @@ from cphicache.check.conservation import check_quiet, require
 from cphicache.check.reference import ReferenceKV
 from cphicache.engine import CacheConfig, Counters, CpHiRadixCache, WriteBackShort, WritePolicy
 from cphicache.events import EventLog, Level
+from cphicache.metrics import CacheMetrics
 from cphicache.run.census import take_census
 from cphicache.run.config import RunConfig
 from cphicache.run.jobs import Job, make_jobs, sized_for
 from cphicache.run.model import COMPUTE_US_PER_TOKEN, ReferenceModel, Verdict
-from cphicache.run.pools import make_pools
+from cphicache.run.pools import kv_shape, make_pools
 from cphicache.run.scheduler import Scheduler, Served
 from cphicache.run.trace import TraceRequest
 from cphicache.spaces.layout import CpSharedKVLayout
@@ -134,6 +135,7 @@ class RankWorld:
         self.checks = 0
         self.reducer = CountingReducer(reducer)
         self._on_tick = on_tick
+        self._observe: Callable[[], None] | None = None
         engine_config = cache_config(config)
         layout = CpSharedKVLayout(config.page_size, config.cp_size, rank)
         slots = layout.physical_pages_total(config.device_pages) * config.page_size
@@ -199,6 +201,20 @@ class RankWorld:
             self.checks += 1
         if self._on_tick is not None:
             self._on_tick(scheduler)
+        if self._observe is not None:
+            self._observe()
+
+    def observe_with(self, metrics: CacheMetrics, token_bytes: int) -> None:
+        """Let ``metrics`` watch this rank."""
+        metrics.watch(
+            self.rank,
+            self.cache,
+            lambda: self.transfer.counters,
+            token_bytes=token_bytes,
+            tokens=self.scheduler.served,
+            log=self.log,
+        )
+        self._observe = partial(metrics.tick, self.rank)
 
     def _census(self) -> Any:
         return take_census(self.cache, self.scheduler.rows, self.transfer.free_slots(), self.rank)
@@ -212,10 +228,11 @@ def run_world(
     on_tick: Callable[[Scheduler], None] | None = None,
     streams: StreamsFactory = make_streams,
     faults: Mapping[int, CopyFaults] | None = None,
+    metrics: CacheMetrics | None = None,
 ) -> list[RankResult]:
     """Run all ranks to the end and return their results in rank order.
 
-    ``on_done`` and ``on_tick`` hear of rank 0 only. Raises :class:`RunFailed` with the first error of any rank. An interrupt ends every
+    ``on_done`` and ``on_tick`` hear of rank 0 only; ``metrics`` watches all ranks. Raises :class:`RunFailed` with the first error of any rank. An interrupt ends every
     rank after its tick, and is raised when all have ended: their logs are whole lines, and closed.
     """
     config = sized_for(config, requests)
@@ -244,6 +261,8 @@ def run_world(
                 on_tick=partial(after_tick, rank),
                 on_done=on_done if rank == 0 else None,
             )
+            if metrics is not None:
+                world.observe_with(metrics, sum(kv_shape(config, n).token_bytes for _, n in cache_config(config).payloads))
             results[rank] = world.run()
         except BaseException as error:  # whatever ends a rank must end the others too, and is raised below
             errors.append((rank, error))
@@ -258,7 +277,7 @@ def run_world(
         for event in ended:  # not by join(): interrupted, it takes a running thread for an ended one (Python before 3.13)
             while not event.wait(0.2):
                 pass
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         interrupted.set()
         group.break_off("interrupted")
         raise
@@ -275,6 +294,7 @@ def _open_log(config: RunConfig, rank: int, path: Path | None) -> EventLog | Non
     if path is None or config.log_level == "off":
         return None
     header = {name: value for name, value in asdict(config).items() if name not in ("log", "out", "json")}
+    header["token_layer_bytes"] = {name: kv_shape(config, layers).layer_bytes for name, layers in cache_config(config).payloads}
     header["trace"] = None if config.trace is None else config.trace.name
     wall_clock = None if config.streams == "virtual" else time.time
     return EventLog(path, rank=rank, level=Level[config.log_level.upper()], wall_clock=wall_clock, header=header)

@@ -56,9 +56,16 @@ def test_losses_are_found(tmp_path: Path, lines: list[bytes]) -> None:
 
 def test_a_newer_schema_is_refused(tmp_path: Path, lines: list[bytes]) -> None:
     """R36: a log of a newer schema version is refused with both versions, one without a version too."""
-    newer = lines[0].replace(b'"schema":1', b'"schema":2')
-    assert "schema version 2, newer than 1" in read(tmp_path, [newer, *lines[1:]])[1]
-    assert "schema version 'x'" in read(tmp_path, [lines[0].replace(b'"schema":1', b'"schema":"x"')])[1]
+    newer = lines[0].replace(b'"schema":2', b'"schema":3')
+    assert "schema version 3, newer than 2" in read(tmp_path, [newer, *lines[1:]])[1]
+    assert "schema version 'x'" in read(tmp_path, [lines[0].replace(b'"schema":2', b'"schema":"x"')])[1]
+
+
+def test_an_older_schema_is_read(tmp_path: Path, lines: list[bytes]) -> None:
+    """R36: a log of schema version 1, which has no end, is read as it is."""
+    path = tmp_path / "old"
+    path.write_bytes(b"".join([lines[0].replace(b'"schema":2', b'"schema":1'), *lines[1:4]]))
+    assert [event["event"] for event in read_events(path)] == ["header", "fact", "fact", "fact"]
 
 
 def test_an_unreadable_file_is_one_clear_line(tmp_path: Path) -> None:

@@ -1,0 +1,74 @@
+"""Commands that read event logs. Exit status: 0 nothing is wrong, 1 something is, 2 unusable input."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from cphicache.replay import Filter, UnusableLogs, replay, write_trace
+
+PROGRESS_FROM_BYTES = 8 << 20
+"""Logs of this size in all show progress."""
+_LOGS = click.argument("logs", nargs=-1, required=True, type=click.Path(path_type=Path))
+
+
+class Unusable(click.ClickException):
+    """One line on stderr and exit status 2."""
+
+    exit_code = 2
+
+    def show(self, file: Any = None) -> None:
+        """Print it."""
+        click.echo(f"cphicache: {self.format_message()}", err=True)
+
+
+@click.command("replay")
+@_LOGS
+@click.option("--node", type=int, help="Report on this node only, and print what the log says of it.")
+@click.option("--request", help="Report on this request only, and print what the log says of it.")
+@click.option("--since", "since_tick", type=int, metavar="TICK", help="Report on what happened from this tick on.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def replay_command(logs: Sequence[Path], node: int | None, request: str | None, since_tick: int | None, *, as_json: bool) -> None:
+    """Re-step every lifecycle of event logs (one a rank, of one run) through the transition table, and compare the ranks."""
+    try:
+        with _progress("replaying", logs) as on_progress:
+            report = replay(logs, Filter(node, request, since_tick), on_progress=on_progress)
+    except UnusableLogs as error:
+        raise Unusable(str(error)) from error
+    click.echo(json.dumps(report.as_json(), indent=2) if as_json else report.text())
+    sys.exit(0 if report.is_clean else 1)
+
+
+@click.command("trace")
+@_LOGS
+@click.option("-o", "--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="Where to write the JSON trace.")
+def trace_command(logs: Sequence[Path], out: Path) -> None:
+    """Write event logs (one a rank) as a timeline for Perfetto (ui.perfetto.dev) or chrome://tracing."""
+    try:
+        with _progress("drawing", logs) as on_progress:
+            count = write_trace(logs, out, on_progress=on_progress)
+    except UnusableLogs as error:
+        raise Unusable(str(error)) from error
+    click.echo(f"{out}: {count} trace events")
+
+
+@contextmanager
+def _progress(what: str, logs: Sequence[Path]) -> Iterator[Callable[[int], None] | None]:
+    """Progress on stderr, for logs that take a while."""
+    total = sum(path.stat().st_size for path in logs if path.is_file())
+    if total < PROGRESS_FROM_BYTES:
+        yield None
+        return
+    console = Console(stderr=True)
+    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda done: progress.update(task, completed=done)
