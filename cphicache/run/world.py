@@ -232,8 +232,8 @@ def run_world(
 ) -> list[RankResult]:
     """Run all ranks to the end and return their results in rank order.
 
-    ``on_done`` and ``on_tick`` hear of rank 0 only; ``metrics`` watches all ranks. Raises :class:`RunFailed` with the first error of any rank. An interrupt ends every
-    rank after its tick, and is raised when all have ended: their logs are whole lines, and closed.
+    ``on_done`` and ``on_tick`` hear of rank 0 only; ``metrics`` watches all ranks. Raises :class:`RunFailed` with the first
+    error of any rank. An interrupt ends every rank after its tick, and is raised when all have ended: their logs are whole lines, and closed.
     """
     config = sized_for(config, requests)
     group = InProcessGroup(config.cp_size)

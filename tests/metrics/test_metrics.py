@@ -43,7 +43,7 @@ def run() -> tuple[CacheMetrics, list[RankResult]]:
     try:
         config = RunConfig(
             cp_size=2, requests=120, verify="off", device_tokens=2048, host_tokens=4096, scale=0.0625, abort_rate=0.2
-        )
+        ).sized_for(1)
         metrics = CacheMetrics()
         return metrics, run_world(config, load_requests(config), metrics=metrics)
     finally:
@@ -52,7 +52,7 @@ def run() -> tuple[CacheMetrics, list[RankResult]]:
 
 def test_all_series_are_there_from_the_start_as_zeros() -> None:
     """R40: before anything happened every series of a watched rank is exposed; all but free slots and tokens are 0."""
-    config = RunConfig(cp_size=1)
+    config = RunConfig(cp_size=1).sized_for(1)
     world = RankWorld(config, 0, [], SingleReducer(), streams=make_streams(config, 0))
     metrics = CacheMetrics()
     world.observe_with(metrics, 8)
@@ -117,7 +117,7 @@ def test_the_host_may_bring_its_registry(run: tuple[CacheMetrics, list[RankResul
     metrics = CacheMetrics(registry)
     assert metrics.registry is registry
     assert b"# TYPE cphicache_backups_total counter" in generate_latest(registry)
-    config = RunConfig(cp_size=1)
+    config = RunConfig(cp_size=1).sized_for(1)
     world = RankWorld(config, 0, [], SingleReducer(), streams=make_streams(config, 0))
     world.observe_with(metrics, 8)
     with pytest.raises(ValueError, match="rank 0 is watched already"):

@@ -317,4 +317,4 @@ def test_an_interrupt_ends_the_run_cleanly(cp_size: int, tmp_path: Path, monkeyp
     logs = sorted(tmp_path.iterdir())
     assert len(logs) == cp_size
     for log in logs:
-        assert list(read_events(log))[-1]["tick"] >= 39
+        assert max(event.get("tick", 0) for event in read_events(log)) >= 39

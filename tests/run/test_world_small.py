@@ -106,7 +106,7 @@ QUARTER: dict[str, Any] = {"device_tokens": 512, "host_tokens": 128}
 
 def late_commits(log: Path) -> int:
     """Backups committed in the second half of a run's ticks."""
-    events = list(read_events(log))
+    events = [event for event in read_events(log) if "tick" in event]
     half = events[-1]["tick"] // 2
     return sum(event.get("after") == "COMMITTED" != event.get("before") and event["tick"] > half for event in events)
 
