@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 from click.core import ParameterSource
@@ -20,6 +20,7 @@ from cphicache.run.config import (
     ConfigError,
     EvictionPolicy,
     KvKind,
+    Launch,
     LogLevel,
     RunConfig,
     StreamKind,
@@ -27,6 +28,9 @@ from cphicache.run.config import (
     WriteBackWait,
     WritePolicy,
 )
+
+if TYPE_CHECKING:
+    from cphicache.run.launch import Outcome
 
 F = TypeVar("F", bound=Callable[..., Any])
 _DEFAULTS = {field.name: field.default for field in fields(RunConfig)}
@@ -97,7 +101,11 @@ def main() -> None:
 @_option("tick-ms", float, "Trace time of one scheduler step.")
 @_option("abort-rate", float, "Share of requests that are aborted on their way.")
 @_option("retract-rate", float, "Share of requests that are retracted once.")
-@_option("cp-size", int, "Context-parallel ranks, as engines in lockstep in this process.")
+@_option("cp-size", int, "Context-parallel ranks.")
+@click.option("--kv-replicated", is_flag=True, help="Each of these ranks stores all of the KV, as tensor-parallel ranks do.")
+@_choice("launch", Launch, "Ranks in lockstep as threads of this process, or as processes over torch.distributed.")
+@_option("rank-timeout-s", float, "Longest wait for another rank.")
+@_option("check-ranks", int, "Compare digests of the ranks' states every so many ticks; 0: never.")
 @_option("page-size", int, "Tokens of a page.")
 @_option("device-tokens", int, "Device pool of all ranks together.")
 @_option("host-tokens", int, "Host pool of all ranks together.")
@@ -140,13 +148,10 @@ def serve(options: dict[str, Any], *, bare: bool) -> int:
         raise _Failure(str(error)) from error
 
     # torch takes a second to import: after the options have been checked
-    import orjson
     import torch
 
-    from cphicache.check.conservation import InvariantBroken
-    from cphicache.events import EventLogError
     from cphicache.run.jobs import load_requests, sized_for
-    from cphicache.run.report import missing, summarize, table
+    from cphicache.run.launch import Outcome, run_processes
     from cphicache.run.trace import TraceError
     from cphicache.run.world import RunFailed, run_world
 
@@ -164,7 +169,7 @@ def serve(options: dict[str, Any], *, bare: bool) -> int:
         raise _Failure(str(error)) from error
     if config.host_smaller_than_device and not config.reclaim_device_valid:
         console.print(
-            f"warning: the host pool ({config.host_tokens_per_rank * config.cp_size} tokens) is smaller than the device pool "
+            f"warning: the host pool ({config.host_tokens_per_rank * config.owners} tokens) is smaller than the device pool "
             f"({config.device_pages * config.page_size}): backups will be refused once it is full of nodes that are on the device "
             "too; --reclaim-device-valid lets those go",
             soft_wrap=True,
@@ -179,24 +184,38 @@ def serve(options: dict[str, Any], *, bare: bool) -> int:
     try:
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
             task = progress.add_task("serving", total=len(requests), tick=0)
-            results = run_world(
-                config,
-                requests,
-                on_done=lambda job: progress.advance(task),
-                on_tick=lambda scheduler: progress.update(task, tick=scheduler.tick) if scheduler.tick % 16 == 0 else None,
-            )
+            if config.launch == "processes":
+                outcome = run_processes(config, lambda served, tick: progress.update(task, completed=served, tick=tick))
+            else:
+                results = run_world(
+                    config,
+                    requests,
+                    on_done=lambda job: progress.advance(task),
+                    on_tick=lambda scheduler: progress.update(task, tick=scheduler.tick) if scheduler.tick % 16 == 0 else None,
+                )
+                outcome = Outcome(results, {}, None)
     except RunFailed as error:
-        if isinstance(error.__cause__, EventLogError):
-            raise _Failure(str(error.__cause__)) from error
-        kind = "broken invariant" if isinstance(error.__cause__, InvariantBroken) else "failed"
-        click.echo(f"cphicache: {kind}: {error}", err=True)
+        if error.kind == "unusable":
+            raise _Failure(str(error.__cause__ or error)) from error
+        click.echo(f"cphicache: {error.kind}: {error}", err=True)
         return 1
     except KeyboardInterrupt:
         click.echo("cphicache: interrupted", err=True)
         return 130
-    summary = summarize(config, results)
+    return report_run(config, outcome, bare=bare)
+
+
+def report_run(config: RunConfig, outcome: Outcome, *, bare: bool) -> int:
+    """Write and print what came of a run; returns the exit status."""
+    import orjson
+
+    from cphicache.run.report import missing, rank_table, summarize, table
+
+    summary = summarize(config, outcome.results)
     unseen = missing(summary) if bare else []
     summary["unseen"] = unseen
+    summary["lost ranks"] = [f"rank {rank} {why}" for rank, why in sorted(outcome.lost.items())]
+    summary["logs differ"] = outcome.difference
     encoded = orjson.dumps(summary, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS)
     if config.out is not None:
         _write_whole(config.out / "summary.json", encoded + b"\n")
@@ -204,6 +223,8 @@ def serve(options: dict[str, Any], *, bare: bool) -> int:
         click.echo(encoded.decode())
     else:
         Console().print(table(summary))
+        if config.launch == "processes":
+            Console().print(rank_table(outcome.results))
     return _verdict(summary)
 
 
@@ -215,10 +236,20 @@ def _verdict(summary: dict[str, Any]) -> int:
         click.echo(f"cphicache: wrong bytes: {summary['evidence'][0]}", err=True)
     if not summary["ranks_agree"]:
         click.echo("cphicache: the ranks' logical figures differ", err=True)
+    for line in summary["lost ranks"]:
+        click.echo(f"cphicache: {line}", err=True)
+    for rank in summary["ranks"]:
+        for line in (rank["broken"] or rank["quarantined"], rank["gone"]):
+            if line is not None:
+                click.echo(f"cphicache: rank {rank['rank']}: {line}", err=True)
+    if summary["logs differ"]:
+        click.echo(f"cphicache: {summary['logs differ']}", err=True)
     if summary["unseen"]:
         click.echo(f"cphicache: the default run should have seen, and has not: {', '.join(summary['unseen'])}", err=True)
-    wrong = summary["checks"]["mismatches"] or summary["checks"]["leaks"] or not summary["ranks_agree"] or summary["unseen"]
-    return 1 if wrong else 0
+    checks = summary["checks"]
+    broken = any(rank["broken"] for rank in summary["ranks"])
+    wrong = checks["mismatches"] or checks["leaks"] or not summary["ranks_agree"] or summary["logs differ"] or summary["unseen"]
+    return 1 if wrong or broken else 0
 
 
 def _with_out(options: dict[str, Any]) -> dict[str, Any]:
