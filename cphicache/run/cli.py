@@ -143,7 +143,7 @@ def run(context: click.Context, /, **options: Any) -> None:
 def serve(options: dict[str, Any], *, bare: bool) -> int:
     """The main job; returns the exit status. Raises :class:`_Failure` for unusable input."""
     try:
-        config = RunConfig.from_mapping(_with_out(options))
+        config = RunConfig.from_mapping(with_out(options))
     except ConfigError as error:
         raise _Failure(str(error)) from error
 
@@ -157,11 +157,7 @@ def serve(options: dict[str, Any], *, bare: bool) -> int:
 
     torch.set_num_threads(1)  # several ranks share the cores; ours is the process
     console = Console(stderr=True)
-    if config.out is not None:
-        try:
-            config.out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise _Failure(f"--out {config.out}: cannot be made ({error.strerror or error}); give a folder that can") from error
+    make_folder(config)
     try:
         requests = load_requests(config)
         config = sized_for(config, requests)
@@ -252,11 +248,21 @@ def _verdict(summary: dict[str, Any]) -> int:
     return 1 if wrong or broken else 0
 
 
-def _with_out(options: dict[str, Any]) -> dict[str, Any]:
+def with_out(options: dict[str, Any]) -> dict[str, Any]:
     """``--out DIR`` writes the log there too, unless it has a place of its own."""
     if options.get("out") and not options.get("log") and options.get("log_level") != "off":
         return {**options, "log": str(Path(options["out"]) / "events.jsonl")}
     return options
+
+
+def make_folder(config: RunConfig) -> None:
+    """Make the folder of ``--out``."""
+    if config.out is None:
+        return
+    try:
+        config.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _Failure(f"--out {config.out}: cannot be made ({error.strerror or error}); give a folder that can") from error
 
 
 def _write_whole(path: Path, content: bytes) -> None:

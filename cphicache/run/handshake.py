@@ -35,10 +35,8 @@ def hello(config: RunConfig, requests: Sequence[TraceRequest]) -> dict[str, str]
         "transition table": table_hash(),
         "host layout": HOST_LAYOUT,
         "dtype": DTYPE,
-        "device pages": str(config.device_pages),
-        "host tokens a rank": str(config.host_tokens_per_rank),
-        "requests": f"{len(requests)} with digest {digest.hexdigest()}",
         **options,
+        "workload": f"{len(requests)} requests with digest {digest.hexdigest()}",
     }
 
 

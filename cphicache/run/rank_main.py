@@ -25,6 +25,8 @@ LAUNCHED = "CPHICACHE_LAUNCHED"
 """Set by our own launcher, which reports for the ranks."""
 RUN_ID = "run"
 """Its store serves one run."""
+CONNECT_TIMEOUT_S = 20.0
+"""For the connection to the store, which is there before the ranks are."""
 START_TIMEOUT_S = 120.0
 """For the start of all ranks: they import, connect and compare their options."""
 INTERRUPTED = 130
@@ -34,11 +36,11 @@ UNUSABLE = 2
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the rank that the environment names, and exit with its status."""
     stop = Event()
-    _stop_on_signals(stop)
+    stop_on_signals(stop)
     sys.exit(run_rank(sys.argv[1:] if arguments is None else arguments, stop))
 
 
-def _stop_on_signals(stop: Event) -> None:
+def stop_on_signals(stop: Event) -> None:
     """An interrupt, or a launcher that gives up, ends the rank at its next step, so that its log is whole."""
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -50,10 +52,12 @@ def _stop_on_signals(stop: Event) -> None:
 
 def parse(arguments: Sequence[str]) -> RunConfig:
     """The options of ``cphicache run`` as a configuration. Raises :class:`ConfigError` and click's usage errors."""
-    from cphicache.run.cli import run
+    from cphicache.run.cli import make_folder, run, with_out
 
     with run.make_context("rank_main", list(arguments)) as context:
-        return RunConfig.from_mapping(context.params)
+        config = RunConfig.from_mapping(with_out(context.params))
+    make_folder(config)
+    return config
 
 
 def run_rank(arguments: Sequence[str], stop: Event, **hooks: Any) -> int:
@@ -117,8 +121,11 @@ class Rank:
         size = self._config.cp_size
         run_id = RUN_ID if LAUNCHED in os.environ else f"torchrun.{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
+        if self._stop.is_set():
+            return INTERRUPTED
+
         def connect() -> KeyStore:
-            return connect_store(address, port, run_id, START_TIMEOUT_S)
+            return connect_store(address, port, run_id, CONNECT_TIMEOUT_S)
 
         try:
             membership = Membership(connect, self._rank, size, self._config.rank_timeout_s, self._stop)
@@ -178,6 +185,7 @@ class Rank:
         membership.store.set(f"hello/{rank}", json.dumps(hello(config, requests)))
         check_equal([json.loads(told) for told in membership.wait_for_keys("hello", "said hello", START_TIMEOUT_S)])
 
+        membership.check_stop()
         group = make_group(membership.store, rank, size, START_TIMEOUT_S)
         reducer = DistributedReducer(group, membership)
 
@@ -200,6 +208,7 @@ class Rank:
             on_done=after_request,
             digests=DigestCheck(board, rank, size, StateDigest._fields) if config.check_ranks else None,
         )
+        membership.check_stop()
         membership.store.set(f"ready/{rank}", "")
         membership.wait_for_keys("ready", "got ready", START_TIMEOUT_S)
         try:
