@@ -12,13 +12,16 @@ STAMP := $(VENV)/.set-up
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
 .DEFAULT_GOAL := help
-.PHONY: run test check diagrams soak clean help
+.PHONY: run test test-ranks check diagrams soak clean help
 
 run: $(STAMP)  ## serve a trace, back up and restore it, verify every byte   (ARGS="--cp-size 4 ...")
 	@$(BIN)/cphicache run $(ARGS)
 
 test: $(STAMP)  ## run the tests   (ARGS="-k ledger ...")
 	@$(BIN)/python -m pytest -n 2 -m "not soak" $(ARGS)
+
+test-ranks: $(STAMP)  ## faults, delays and sizes over rank processes   (minutes; ARGS as for test)
+	@$(BIN)/python -m pytest -n 2 -m soak tests/ranks $(ARGS)
 
 check: $(STAMP)  ## format, lint, types, import rules, generated files
 	@$(BIN)/ruff format --check .
@@ -38,7 +41,7 @@ clean:  ## remove .venv and everything else that can be made again
 	@find cphicache tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help:  ## say what there is to make
-	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r name what; do printf '%-17s %s\n' "$$name" "$$what"; done
+	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r name what; do printf '%-17s %s\n' "$$name" "$$what"; done
 
 # -- set-up, once, and again when the dependencies change ------------------------------------------------------------------------
 $(STAMP): pyproject.toml

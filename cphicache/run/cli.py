@@ -219,7 +219,7 @@ def report_run(config: RunConfig, outcome: Outcome, *, bare: bool) -> int:
         click.echo(encoded.decode())
     else:
         Console().print(table(summary))
-        if config.launch == "processes":
+        if any(result.waits for result in outcome.results):  # ranks as processes
             Console().print(rank_table(outcome.results))
     return _verdict(summary)
 
@@ -234,10 +234,9 @@ def _verdict(summary: dict[str, Any]) -> int:
         click.echo("cphicache: the ranks' logical figures differ", err=True)
     for line in summary["lost ranks"]:
         click.echo(f"cphicache: {line}", err=True)
-    for rank in summary["ranks"]:
-        for line in (rank["broken"] or rank["quarantined"], rank["gone"]):
-            if line is not None:
-                click.echo(f"cphicache: rank {rank['rank']}: {line}", err=True)
+    told = [line for rank in summary["ranks"] for line in (rank["broken"] or rank["quarantined"], rank["gone"]) if line is not None]
+    for line in dict.fromkeys(told):  # survivors say the same
+        click.echo(f"cphicache: {line}", err=True)
     if summary["logs differ"]:
         click.echo(f"cphicache: {summary['logs differ']}", err=True)
     if summary["unseen"]:

@@ -172,6 +172,7 @@ class Rank:
     def _serve(self, membership: Any) -> Any:
         from cphicache.agree.digests import DigestCheck, StoreBoard
         from cphicache.agree.distributed import DistributedReducer, make_group
+        from cphicache.agree.local import SingleReducer
         from cphicache.agree.port import Excluded, GroupBroken
         from cphicache.engine import StateDigest
         from cphicache.run.handshake import check_equal, hello
@@ -186,8 +187,8 @@ class Rank:
         check_equal([json.loads(told) for told in membership.wait_for_keys("hello", "said hello", START_TIMEOUT_S)])
 
         membership.check_stop()
-        group = make_group(membership.store, rank, size, START_TIMEOUT_S)
-        reducer = DistributedReducer(group, membership)
+        reducer = None if size == 1 else DistributedReducer(make_group(membership.store, rank, size, START_TIMEOUT_S), membership)
+        agreeing = reducer or SingleReducer()
 
         def after_tick(scheduler: Scheduler) -> None:
             membership.tick = scheduler.tick
@@ -201,7 +202,7 @@ class Rank:
             config,
             rank,
             requests,
-            reducer if self._wrap is None else self._wrap(reducer, rank),
+            agreeing if self._wrap is None else self._wrap(agreeing, rank),
             streams=(self._streams or make_streams)(config, rank),
             faults=None if self._faults is None else self._faults(rank),
             on_tick=after_tick,
@@ -216,6 +217,8 @@ class Rank:
         except GroupBroken as error:
             if isinstance(error, Excluded) or self._stop.is_set():
                 raise
+        if reducer is None:
+            return world.result()
         return replace(world.result(), waits=reducer.waited, blocked_s=reducer.blocked_s, longest_s=reducer.longest_s)
 
     def _report(self, store: Any, status: int) -> int:
@@ -246,7 +249,8 @@ class Rank:
             membership.wait_for_keys("done", "come to its end", membership.timeout_s)
         except GroupBroken:
             return False
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
         return True
 
 

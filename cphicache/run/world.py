@@ -192,7 +192,7 @@ class RankWorld:
         self.cache = CpHiRadixCache(engine_config, self.transfer, self.reducer, self.log)
         reference = ReferenceKV(config.seed)
         self.verdict = Verdict()
-        model = ReferenceModel(layout, self.device_pools, streams, reference, self.verdict)
+        model = ReferenceModel(layout, self.device_pools, streams, reference, self.verdict, rank=rank)
         self.scheduler = Scheduler(
             config,
             self.cache,

@@ -17,6 +17,7 @@ from cphicache.lifecycle import PENDING
 from cphicache.run.gone import gone_text, runs_text
 from tests.engine.rig import B, C, L, N, R, Rig
 from tests.engine_server import Prompt, Server, Step
+from tests.ranks.worlds import assert_well, config_of, delayed, in_threads
 
 REPORTS = ("all", "none", "no_draft")
 COPIES = ("go_on", "finish", "fail", "finish_all", "hold", "hold")
@@ -185,6 +186,17 @@ def test_an_excluded_rank_stops_even_with_replicated_kv() -> None:
         server.tick()
     assert server.cache.quarantined is not None
     server.rest()
+
+
+def test_ranks_that_all_have_the_kv_agree_too() -> None:
+    """R23: ranks that each own every page still agree over their group, take the same steps, and keep their bytes and accounts right."""
+    config = config_of(cp_size=3, kv_replicated=True, launch="threads", check_ranks=1)
+    results = in_threads(config, delayed(3))
+    assert_well(results)
+    assert results[0].digests > 0
+    assert results[0].collectives > 0
+    assert len({result.transfer.d2h_bytes for result in results}) == 1
+    assert all(result.transfer.noop_completions == 0 for result in results)
 
 
 def test_replicated_kv_has_one_owner() -> None:
