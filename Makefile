@@ -12,7 +12,7 @@ STAMP := $(VENV)/.set-up
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
 .DEFAULT_GOAL := help
-.PHONY: run test test-gpu check diagrams soak clean help
+.PHONY: run test test-ranks test-gpu check diagrams soak clean help
 
 run: $(STAMP)  ## serve a trace, back up and restore it, verify every byte   (ARGS="--cp-size 4 ...")
 	@$(BIN)/cphicache run $(ARGS)
@@ -22,6 +22,9 @@ test: $(STAMP)  ## run the tests   (ARGS="-k ledger ...")
 
 test-gpu: $(STAMP)  ## run the tests that need an NVIDIA GPU; they skip, and say so, without one   (docs/gpu.md)
 	@$(BIN)/python -m pytest -m gpu -rs $(ARGS)
+
+test-ranks: $(STAMP)  ## faults, delays and sizes over rank processes   (minutes; ARGS as for test)
+	@$(BIN)/python -m pytest -n 2 -m soak tests/ranks $(ARGS)
 
 check: $(STAMP)  ## format, lint, types, import rules, generated files
 	@$(BIN)/ruff format --check .

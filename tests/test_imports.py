@@ -10,6 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 MAY_IMPORT_TORCH = (
+    "cphicache.agree.distributed",
     "cphicache.check.reference",
     "cphicache.run.",
     "cphicache.spaces.metadata",

@@ -9,7 +9,19 @@ NO_FAILURE = 2**62
 
 
 class GroupBroken(RuntimeError):
-    """A rank of the group has gone; the group is not used again. The text names the rank."""
+    """A rank of the group has gone; the group is not used again. The text names the rank, ``ranks`` are all that have gone."""
+
+    def __init__(self, text: str, ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(text)
+        self.ranks = ranks
+
+    def while_waiting_for(self, what: str) -> GroupBroken:
+        """The same, with what the group was waited for."""
+        return type(self)(f"{self}; waiting for {what}", self.ranks)
+
+
+class Excluded(GroupBroken):
+    """This rank did not answer in time: the others have gone on without it, and it has to stop."""
 
 
 class Reducer(Protocol):

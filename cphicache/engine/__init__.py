@@ -3,6 +3,7 @@
 from cphicache.engine.cache import CacheMisuse, CpHiRadixCache
 from cphicache.engine.config import CacheConfig, WriteBackShort, WritePolicy
 from cphicache.engine.counters import Counters
+from cphicache.engine.digest import StateDigest
 from cphicache.engine.eviction import EvictResult
 from cphicache.engine.loadback import load_back_quota
 from cphicache.engine.records import LoadAnswer, Match, Refusal, TickReport
@@ -16,6 +17,7 @@ __all__ = [
     "LoadAnswer",
     "Match",
     "Refusal",
+    "StateDigest",
     "TickReport",
     "WriteBackShort",
     "WritePolicy",

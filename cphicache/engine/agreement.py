@@ -8,7 +8,7 @@ Numbers below ``resolved`` have been applied. A tick applies numbers in order up
 
 from __future__ import annotations
 
-from cphicache.agree.port import NO_FAILURE, Reducer
+from cphicache.agree.port import NO_FAILURE, Excluded, GroupBroken, Reducer
 from cphicache.engine.backups import Backups
 from cphicache.engine.loadback import LoadBacks
 from cphicache.engine.records import Backup, Load, LoadState
@@ -35,7 +35,7 @@ class Agreement:
         """Wait for the reduction issued one tick ago, if there is one, and apply it."""
         if self._state.outstanding:
             self._state.outstanding = False
-            self.apply(*self._reducer.wait())
+            self._wait_and_apply()
 
     def issue(self) -> None:
         """Sample and start this tick's reduction, iff something is numbered and not yet agreed: a fact that all ranks share."""
@@ -58,7 +58,57 @@ class Agreement:
                 self._transfer.wait_backup(operation.key)
         self._state.counters.drain_reductions += 1
         self._reducer.issue(*self.sample())
-        self.apply(*self._reducer.wait())
+        self._wait_and_apply()
+
+    def _wait_and_apply(self) -> None:
+        """With the group gone the host tier is quarantined. Where every rank has all of the KV it serves on from the device; where
+        the ranks share it a part is gone, and the caller hears of it."""
+        try:
+            count, first_failed = self._reducer.wait()
+        except GroupBroken as broken:
+            number, operation = next(iter(self._state.numbered.items()))
+            what = f"load-back {operation.load_id}" if isinstance(operation, Load) else operation.describe()
+            told = broken.while_waiting_for(f"number {number} ({what})")
+            self.quarantine(str(told))
+            if self._state.config.kv_replicated and not isinstance(broken, Excluded):
+                return
+            raise told from broken
+        self.apply(count, first_failed)
+
+    def quarantine(self, reason: str) -> None:
+        """The host tier is given up: everything pending rolls back, and what other ranks would have had to pass is drained here (R22).
+
+        Committed copies stay where they are, so that the accounts balance; nothing is reserved or loaded back any more.
+        """
+        state = self._state
+        if state.quarantined is not None:
+            return
+        state.quarantined = reason
+        state.outstanding = False
+        if self._log is not None:
+            self._log.note(state.tick, "quarantine", pending=len(state.pending), loads=len(state.loads))
+            self._log.note(state.tick, "group_broken", local=True, reason=reason)
+        for record in sorted(state.pending.values(), key=lambda record: record.order):
+            self._backups.fire(record, Trigger.RESET, Input(reason="quarantine"))
+        while state.numbered:
+            number, operation = next(iter(state.numbered.items()))
+            del state.numbered[number]
+            state.resolved = number + 1
+            self._end_alone(operation)
+
+    def _end_alone(self, operation: Backup | Load) -> None:
+        """No rank will pass its number any more: wait for this rank's copies, then give back what it holds.
+
+        A load-back counts as failed even if it went well here: it may have failed on another rank, and nobody can be asked.
+        """
+        if isinstance(operation, Load):
+            self._transfer.wait_load(operation.load_id)
+            self._loads.failed(operation)
+            self._loads.passed(operation)
+        else:
+            if not operation.void:
+                self._transfer.wait_backup(operation.key)
+            self._backups.fire(operation, Trigger.QUARANTINED)
 
     def drain(self) -> None:
         """Drain rounds until nothing is numbered. Every round passes at least one number."""

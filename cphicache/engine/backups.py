@@ -217,6 +217,8 @@ class Backups:
         return self._unfit(record) is None
 
     def _unfit(self, record: Backup) -> Refusal | None:
+        if self._state.quarantined is not None:
+            return Refusal.QUARANTINED
         parent = self._parent_state(record)
         if parent is B:
             return Refusal.PARENT_ROLLING_BACK

@@ -16,6 +16,7 @@ from cphicache.engine.backups import Backups
 from cphicache.engine.canonical import canonical_state
 from cphicache.engine.config import CacheConfig, WritePolicy
 from cphicache.engine.counters import Counters
+from cphicache.engine.digest import StateDigest, digest_state
 from cphicache.engine.eviction import DeviceEviction, EvictResult
 from cphicache.engine.host_eviction import HostEviction
 from cphicache.engine.image import Image, dump_state, load_state
@@ -102,7 +103,11 @@ class CpHiRadixCache:
 
     # -- the tick -------------------------------------------------------------------------------------------------------------
     def begin_tick(self) -> TickReport:
-        """Apply the last reduction, issue the next, then parked inserts, deferred requests and retries, in this order."""
+        """Apply the last reduction, issue the next, then parked inserts, deferred requests and retries, in this order.
+
+        Raises :class:`~cphicache.agree.port.GroupBroken` when a rank is lost and its part of the KV with it, with the host tier
+        quarantined already (R22). Where the KV is replicated the tick goes on instead.
+        """
         state = self.state
         state.tick += 1
         self._agreement.apply_outstanding()
@@ -403,6 +408,17 @@ class CpHiRadixCache:
             self._drop_parked(rid, "shutdown")
         self.reset_backups()
 
+    def quarantine(self, reason: str) -> None:
+        """Give the host tier up, as is done when the group breaks: everything pending rolls back and is drained on this rank alone, and
+        from now on nothing is reserved or loaded back (refused as ``quarantined``). Legal between any two calls; idempotent."""
+        self._agreement.quarantine(reason)
+        self._loads.undo_drained()
+
+    @property
+    def quarantined(self) -> str | None:
+        """Why the host tier takes nothing any more; ``None`` while it is well."""
+        return self.state.quarantined
+
     # -- state as data ------------------------------------------------------------------------------------------------------------
     def snapshot(self) -> Image:
         """The logical half as plain data that shares nothing with it. The local half and the reducer are the caller's to save."""
@@ -420,6 +436,10 @@ class CpHiRadixCache:
     def canonical(self) -> Hashable:
         """Equal for two engines of one configuration that behave alike from here on, given equal local halves and reducers."""
         return canonical_state(self.state)
+
+    def digest(self) -> StateDigest:
+        """Digests by part of what is equal on every rank between two calls."""
+        return digest_state(self.state)
 
     # -- inner parts --------------------------------------------------------------------------------------------------------------
     def _drain_round(self) -> None:

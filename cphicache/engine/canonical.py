@@ -70,6 +70,7 @@ class _Canonical:
                 for operation in state.numbered.values()
             ),
             state.outstanding,
+            state.quarantined is not None,
             tuple(self._load_form(load) for load in state.loads.values()),
             tuple(sorted(self._loads[load_id] for load_id in state.undoing)),
             # In the order of admission: so the poisoned are reported, and parked inserts are made.

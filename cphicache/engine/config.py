@@ -46,6 +46,8 @@ class CacheConfig:
     max_retries: int = 4
     load_back_threshold: int = 10
     write_back_short: WriteBackShort = WriteBackShort.WAIT
+    kv_replicated: bool = False
+    """Every rank of the group stores all of the KV (``cp_size`` is 1): when a rank is lost, the others go on from the device."""
 
     def __post_init__(self) -> None:
         if not self.payloads or any(layers < 1 for _, layers in self.payloads):
@@ -64,6 +66,8 @@ class CacheConfig:
             if getattr(self, name) not in list(kind):
                 raise ValueError(f"{name} {getattr(self, name)!r}: give one of {', '.join(kind)}")
             object.__setattr__(self, name, kind(getattr(self, name)))  # a plain name is as good as the member
+        if self.kv_replicated and self.cp_size != 1:
+            raise ValueError(f"kv_replicated with cp_size {self.cp_size}: each rank owns every page then; give cp_size 1")
         self.layout(0)  # page size, cp size and base are checked where they are used
         if self.usable_pages < self.cp_size or self.usable_pages % self.cp_size:
             raise ValueError(f"usable_pages {self.usable_pages}: give a positive multiple of cp_size {self.cp_size}")

@@ -32,6 +32,7 @@ _SCALARS = (
     "next_number",
     "resolved",
     "outstanding",
+    "quarantined",
     "retried_epoch",
     "kv_events_lost",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cphicache.agree.port import GroupBroken
 from cphicache.engine.backups import Backups
 from cphicache.engine.eviction import DeviceEviction
 from cphicache.engine.records import Backup, Load, LoadAnswer, LoadState, Match, Refusal
@@ -41,6 +42,8 @@ class LoadBacks:
         """
         state, tree = self._state, self._state.tree
         hit = match.host_hit_tokens
+        if state.quarantined is not None and match.host_nodes:
+            return self._refuse(rid, match, Refusal.QUARANTINED)
         if not hit:
             reason = Refusal.BELOW_THRESHOLD if match.host_nodes else Refusal.NOTHING_TO_LOAD
             return self._refuse(rid, match, reason)
@@ -64,10 +67,15 @@ class LoadBacks:
         evicted = False
         if pages is None:
             evicted = True
-            result = self._eviction.evict_for_lanes(lambda: state.alloc.lane_shortage_for_owners(owners))
-            if self._is_unreadable(match.device_node):  # the eviction has waited (R19), and a load-back above failed meanwhile
+            try:
+                result = self._eviction.evict_for_lanes(lambda: state.alloc.lane_shortage_for_owners(owners))
+            except GroupBroken:
                 tree.release_host(last, pages_needed)
-                return self._refuse(rid, match, Refusal.LOAD_ABOVE_FAILED)
+                raise
+            if state.quarantined is not None or self._is_unreadable(match.device_node):
+                # The eviction has waited (R19), and meanwhile the group was lost or a load-back above failed.
+                tree.release_host(last, pages_needed)
+                return self._refuse(rid, match, Refusal.LOAD_ABOVE_FAILED if state.quarantined is None else Refusal.QUARANTINED)
             pages = state.alloc.alloc_for_owners(owners)
             if pages is None:
                 tree.release_host(last, pages_needed)

@@ -35,7 +35,7 @@ def match_of(state: CacheState, walk: Walk[Backup]) -> Match:
         if node.backup.state is State.COMMITTED:
             last_host_node = node
     tokens = host_pages * state.config.page_size
-    if tokens < state.config.load_back_threshold:
+    if tokens < state.config.load_back_threshold or state.quarantined is not None:
         tokens = 0
     return Match(walk, walk.device_pages[:device_end], device_node, host_nodes, host_tail, tokens, last_host_node)
 

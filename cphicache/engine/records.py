@@ -26,6 +26,7 @@ class Refusal(StrEnum):
     NO_DEVICE_PAGES = "no_device_pages"
     LOAD_ABOVE_FAILED = "load_above_failed"
     NOTHING_TO_LOAD = "nothing_to_load"
+    QUARANTINED = "quarantined"
 
 
 class Backup(BackupRecord):

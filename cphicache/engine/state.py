@@ -49,6 +49,8 @@ class CacheState:
         self.resolved = 0
         self.numbered: dict[int, Backup | Load] = {}
         self.outstanding = False
+        self.quarantined: str | None = None
+        """Why the host tier takes nothing any more."""
         # by node id / load id / request id / batch id
         self.pending: dict[int, Backup] = {}
         self.loads: dict[int, Load] = {}

@@ -52,6 +52,7 @@ class Trigger(StrEnum):
     ABORT = "abort"  # the request was aborted, retracted, or its insert was given up
     RESET = "reset"  # flush or shutdown
     DRAINED = "drained"  # a rolled-back backup has no copy left on any rank
+    QUARANTINED = "quarantined"  # the group is gone, and this rank's own copies have ended
     SPLIT_WANTED = "split_wanted"  # a request or insert would divide the node
     SPLIT = "split"  # the node is divided
     DEVICE_EVICT = "device_evict"  # the node's device pages are taken
@@ -234,6 +235,16 @@ ROWS: tuple[Row, ...] = (
         R="nothing was rolled back",
         L="nothing was rolled back",
         C="nothing was rolled back",
+    ),
+    # With the group gone nobody will pass the number any more: what is left is this rank's own copies, and those have ended.
+    _edge(_B, _T.QUARANTINED, _N, when=["numbered", "!agreed"], before=["release"], after=["wake"]),
+    *(Row(_B, _T.QUARANTINED, error="it ends in its own step", when=(guard,)) for guard in ("!numbered", "agreed")),
+    *_error(
+        _T.QUARANTINED,
+        N="nothing was rolled back",
+        R="it is rolled back first",
+        L="it is rolled back first",
+        C="a committed copy stays",
     ),
     # -- splits -------------------------------------------------------------------------------------------------------------------
     *(_edge(state, _T.SPLIT_WANTED, state, before=["defer_split"]) for state in (_R, _L, _B)),

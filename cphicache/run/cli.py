@@ -24,6 +24,7 @@ from cphicache.run.config import (
     EvictionPolicy,
     HostLayout,
     KvKind,
+    Launch,
     LogLevel,
     PageFirstD2H,
     RunConfig,
@@ -41,6 +42,7 @@ from cphicache.transfer.support import KV_DTYPES
 
 if TYPE_CHECKING:
     from cphicache.metrics import CacheMetrics
+    from cphicache.run.launch import Outcome
 
 F = TypeVar("F", bound=Callable[..., Any])
 _DEFAULTS = {field.name: field.default for field in fields(RunConfig)}
@@ -102,7 +104,11 @@ def main() -> None:
 @_option("tick-ms", float, "Trace time of one scheduler step.")
 @_option("abort-rate", float, "Share of requests that are aborted on their way.")
 @_option("retract-rate", float, "Share of requests that are retracted once.")
-@_option("cp-size", int, "Context-parallel ranks, as engines in lockstep in this process.")
+@_option("cp-size", int, "Context-parallel ranks.")
+@click.option("--kv-replicated", is_flag=True, help="Each of these ranks stores all of the KV, as tensor-parallel ranks do.")
+@_choice("launch", Launch, "Ranks in lockstep as threads of this process, or as processes over torch.distributed.")
+@_option("rank-timeout-s", float, "Longest wait for another rank.")
+@_option("check-ranks", int, "Compare digests of the ranks' states every so many ticks; 0: never.")
 @_option("page-size", int, "Tokens of a page.")
 @_option("device-tokens", int, "Device pool of all ranks together.")
 @_option("host-tokens", int, "Host pool of all ranks together.")
@@ -151,30 +157,23 @@ def run(context: click.Context, /, metrics_port: int | None = None, **options: A
 def serve(options: dict[str, Any], *, bare: bool, metrics_port: int | None = None) -> int:
     """The main job; returns the exit status. Raises :class:`Failure` for unusable input."""
     try:
-        config = RunConfig.from_mapping(_with_out(options))
+        config = RunConfig.from_mapping(with_out(options))
     except ConfigError as error:
         raise Failure(str(error)) from error
 
     # torch takes a second to import: after the options have been checked
-    import orjson
     import torch
 
-    from cphicache.check.conservation import InvariantBroken
-    from cphicache.events import EventLogError
     from cphicache.run.jobs import load_requests, sized_for
+    from cphicache.run.launch import Outcome, run_processes
     from cphicache.run.pools import require_backend, require_memory
-    from cphicache.run.report import missing, summarize, table
     from cphicache.run.trace import TraceError
     from cphicache.run.world import RunFailed, cache_config, run_world
     from cphicache.transfer.backends import BackendUnavailable
 
     torch.set_num_threads(1)  # several ranks share the cores; ours is the process
     console = Console(stderr=True)
-    if config.out is not None:
-        try:
-            config.out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise Failure(f"--out {config.out}: cannot be made ({error.strerror or error}); give a folder that can") from error
+    make_folder(config)
     try:
         requests = load_requests(config)
         config = sized_for(config, requests)
@@ -184,7 +183,7 @@ def serve(options: dict[str, Any], *, bare: bool, metrics_port: int | None = Non
         raise Failure(str(error)) from error
     if config.host_smaller_than_device and not config.reclaim_device_valid:
         console.print(
-            f"warning: the host pool ({config.host_tokens_per_rank * config.cp_size} tokens) is smaller than the device pool "
+            f"warning: the host pool ({config.host_tokens_per_rank * config.owners} tokens) is smaller than the device pool "
             f"({config.device_pages * config.page_size}): backups will be refused once it is full of nodes that are on the device "
             "too; --reclaim-device-valid lets those go",
             soft_wrap=True,
@@ -196,29 +195,45 @@ def serve(options: dict[str, Any], *, bare: bool, metrics_port: int | None = Non
         TimeElapsedColumn(),
         TextColumn("tick {task.fields[tick]}"),
     )
+    if metrics_port is not None and config.launch == "processes":
+        raise Failure(f"--metrics-port {metrics_port}: serves ranks of one process; use --launch threads")
     metrics = _serve_metrics(metrics_port, console)
     try:
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
             task = progress.add_task("serving", total=len(requests), tick=0)
-            results = run_world(
-                config,
-                requests,
-                on_done=lambda job: progress.advance(task),
-                on_tick=lambda scheduler: progress.update(task, tick=scheduler.tick) if scheduler.tick % 16 == 0 else None,
-                metrics=metrics,
-            )
+            if config.launch == "processes":
+                outcome = run_processes(config, lambda served, tick: progress.update(task, completed=served, tick=tick))
+            else:
+                results = run_world(
+                    config,
+                    requests,
+                    on_done=lambda job: progress.advance(task),
+                    on_tick=lambda scheduler: progress.update(task, tick=scheduler.tick) if scheduler.tick % 16 == 0 else None,
+                    metrics=metrics,
+                )
+                outcome = Outcome(results, {}, None)
     except RunFailed as error:
-        if isinstance(error.__cause__, EventLogError):
-            raise Failure(str(error.__cause__)) from error
-        kind = "broken invariant" if isinstance(error.__cause__, InvariantBroken) else "failed"
-        click.echo(f"cphicache: {kind}: {error}", err=True)
+        if error.kind == "unusable":
+            raise Failure(str(error.__cause__ or error)) from error
+        click.echo(f"cphicache: {error.kind}: {error}", err=True)
         return 1
     except KeyboardInterrupt:
         click.echo("cphicache: interrupted", err=True)
         return 130
-    summary = summarize(config, results)
+    return report_run(config, outcome, bare=bare)
+
+
+def report_run(config: RunConfig, outcome: Outcome, *, bare: bool) -> int:
+    """Write and print what came of a run; returns the exit status."""
+    import orjson
+
+    from cphicache.run.report import missing, rank_table, summarize, table
+
+    summary = summarize(config, outcome.results)
     unseen = missing(summary) if bare else []
     summary["unseen"] = unseen
+    summary["lost ranks"] = [f"rank {rank} {why}" for rank, why in sorted(outcome.lost.items())]
+    summary["logs differ"] = outcome.difference
     encoded = orjson.dumps(summary, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS)
     if config.out is not None:
         _write_whole(config.out / "summary.json", encoded + b"\n")
@@ -226,6 +241,8 @@ def serve(options: dict[str, Any], *, bare: bool, metrics_port: int | None = Non
         click.echo(encoded.decode())
     else:
         Console().print(table(summary))
+        if any(result.waits for result in outcome.results):  # ranks as processes
+            Console().print(rank_table(outcome.results))
     return _verdict(summary)
 
 
@@ -254,17 +271,36 @@ def _verdict(summary: dict[str, Any]) -> int:
         click.echo(f"cphicache: wrong bytes: {summary['evidence'][0]}", err=True)
     if not summary["ranks_agree"]:
         click.echo("cphicache: the ranks' logical figures differ", err=True)
+    for line in summary["lost ranks"]:
+        click.echo(f"cphicache: {line}", err=True)
+    told = [line for rank in summary["ranks"] for line in (rank["broken"] or rank["quarantined"], rank["gone"]) if line is not None]
+    for line in dict.fromkeys(told):  # survivors say the same
+        click.echo(f"cphicache: {line}", err=True)
+    if summary["logs differ"]:
+        click.echo(f"cphicache: {summary['logs differ']}", err=True)
     if summary["unseen"]:
         click.echo(f"cphicache: the default run should have seen, and has not: {', '.join(summary['unseen'])}", err=True)
-    wrong = summary["checks"]["mismatches"] or summary["checks"]["leaks"] or not summary["ranks_agree"] or summary["unseen"]
-    return 1 if wrong else 0
+    checks = summary["checks"]
+    broken = any(rank["broken"] for rank in summary["ranks"])
+    wrong = checks["mismatches"] or checks["leaks"] or not summary["ranks_agree"] or summary["logs differ"] or summary["unseen"]
+    return 1 if wrong or broken else 0
 
 
-def _with_out(options: dict[str, Any]) -> dict[str, Any]:
+def with_out(options: dict[str, Any]) -> dict[str, Any]:
     """``--out DIR`` writes the log there too, unless it has a place of its own."""
     if options.get("out") and not options.get("log") and options.get("log_level") != "off":
         return {**options, "log": str(Path(options["out"]) / "events.jsonl")}
     return options
+
+
+def make_folder(config: RunConfig) -> None:
+    """Make the folder of ``--out``."""
+    if config.out is None:
+        return
+    try:
+        config.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Failure(f"--out {config.out}: cannot be made ({error.strerror or error}); give a folder that can") from error
 
 
 def _write_whole(path: Path, content: bytes) -> None:

@@ -21,6 +21,7 @@ StreamKind = Literal["threads", "virtual", "cuda"]
 Verify = Literal["all", "sample", "off"]
 WriteBackWait = Literal["wait", "drop"]
 LogLevel = Literal["off", "lifecycle", "ops"]
+Launch = Literal["threads", "processes"]
 
 SYNTHETIC_POOL_TOKENS = 2560
 """Device pool, and host pool, of the default run: small enough that both are always full."""
@@ -66,6 +67,15 @@ class RunConfig:
     """Device pool of all ranks together, without reserved pages; see :attr:`device_pages`. None: sized by :meth:`sized_for`."""
     host_tokens: int | None = None
     """Host pool of all ranks together; see :attr:`host_tokens_per_rank`. None: sized by :meth:`sized_for`."""
+
+    kv_replicated: bool = False
+    """Each of the ``cp_size`` ranks stores all of the KV, as tensor-parallel ranks of a latent do, instead of the pages that it owns."""
+    launch: Launch = "threads"
+    """Ranks as threads of this process, or as processes that agree over ``torch.distributed``."""
+    rank_timeout_s: float = 60.0
+    """Longest wait for another rank, in seconds of wall time; after that it is given up."""
+    check_ranks: int = 0
+    """Ranks compare digests of their state every so many ticks; 0: never."""
 
     # -- model
     kv: KvKind = "mla"
@@ -159,7 +169,7 @@ class RunConfig:
         if device_tokens is None:
             device_tokens = SYNTHETIC_POOL_TOKENS
             if self.trace is not None or longest_tokens > SYNTHETIC_POOL_TOKENS // 2:
-                whole = self.page_size * self.cp_size
+                whole = self.page_size * self.owners
                 device_tokens = max(SYNTHETIC_POOL_TOKENS, -(-2 * longest_tokens // whole) * whole)
         host_tokens = self.host_tokens
         if host_tokens is None:
@@ -167,19 +177,24 @@ class RunConfig:
         return replace(self, device_tokens=device_tokens, host_tokens=host_tokens)
 
     @property
+    def owners(self) -> int:
+        """Ranks that share the KV: the engine's ``cp_size``, 1 if every rank has all of it."""
+        return 1 if self.kv_replicated else self.cp_size
+
+    @property
     def device_pages(self) -> int:
-        """Usable logical device pages: whole pages of ``device_tokens``, the same number for every rank."""
-        return _given(self.device_tokens) // self.page_size // self.cp_size * self.cp_size
+        """Usable logical device pages: whole pages of ``device_tokens``, the same number for every owner."""
+        return _given(self.device_tokens) // self.page_size // self.owners * self.owners
 
     @property
     def host_tokens_per_rank(self) -> int:
         """Host slots of one rank for each payload: its share of ``host_tokens``, rounded down to whole pages."""
-        return _given(self.host_tokens) // self.cp_size // self.page_size * self.page_size
+        return _given(self.host_tokens) // self.owners // self.page_size * self.page_size
 
     @property
     def host_smaller_than_device(self) -> bool:
         """Can the device hold more tokens than the host? Then backups starve without ``reclaim_device_valid`` (R16)."""
-        return self.host_tokens_per_rank * self.cp_size < self.device_pages * self.page_size
+        return self.host_tokens_per_rank * self.owners < self.device_pages * self.page_size
 
     @property
     def device_type(self) -> Literal["cuda", "cpu"]:
@@ -251,12 +266,12 @@ class RunConfig:
                 f"is not a multiple of page_size {self.page_size}",
                 f"give {below or self.page_size}, or a page size that divides it",
             )
-        needed_pages = -(-(self.chunk_tokens // self.page_size + 1) // self.cp_size) * self.cp_size
+        needed_pages = -(-(self.chunk_tokens // self.page_size + 1) // self.owners) * self.owners
         if self.device_tokens is not None and self.device_pages < needed_pages:
             raise _error(
                 "device_tokens",
                 self.device_tokens,
-                f"leaves {self.device_pages} usable pages, below one chunk and one page on {self.cp_size} ranks",
+                f"leaves {self.device_pages} usable pages, below one chunk and one page on {self.owners} ranks",
                 f"give at least {needed_pages * self.page_size}, or a smaller chunk",
             )
         if self.host_tokens is not None and self.host_tokens_per_rank < self.page_size:
@@ -264,7 +279,7 @@ class RunConfig:
                 "host_tokens",
                 self.host_tokens,
                 "is below one page a payload on each rank",
-                f"give at least {self.cp_size * self.page_size} (cp_size {self.cp_size} x page_size {self.page_size})",
+                f"give at least {self.owners * self.page_size} (cp_size {self.owners} x page_size {self.page_size})",
             )
         if self.log is not None and self.log_level == "off":
             raise _error(
@@ -283,6 +298,7 @@ _INTS: Mapping[str, tuple[int, int]] = {
     "requests": (1, 10**9),
     "seed": (0, 2**63 - 1),
     "cp_size": (1, 8),
+    "check_ranks": (0, 10**9),
     "page_size": (1, 1024),
     "device_tokens": (1, 2**31),
     "host_tokens": (1, 2**31),
@@ -314,6 +330,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "verify": get_args(Verify),
     "write_back_wait": get_args(WriteBackWait),
     "log_level": get_args(LogLevel),
+    "launch": get_args(Launch),
 }
 _PATHS = ("trace", "log", "out")
 _NUMBERS: Mapping[str, tuple[float, float, bool]] = {
@@ -321,6 +338,7 @@ _NUMBERS: Mapping[str, tuple[float, float, bool]] = {
     "tick_ms": (0.0, 1e6, False),
     "abort_rate": (0.0, 1.0, True),
     "retract_rate": (0.0, 1.0, True),
+    "rank_timeout_s": (0.5, 3600.0, True),
 }
 """(least, most, is the least value itself allowed)."""
 

@@ -91,9 +91,17 @@ class ReferenceModel:
     """One rank's model: stores the tokens of its own pages, for all payloads and layers."""
 
     def __init__(
-        self, layout: CpSharedKVLayout, pools: Mapping[str, DevicePool], streams: Streams, reference: ReferenceKV, verdict: Verdict
+        self,
+        layout: CpSharedKVLayout,
+        pools: Mapping[str, DevicePool],
+        streams: Streams,
+        reference: ReferenceKV,
+        verdict: Verdict,
+        *,
+        rank: int | None = None,
     ) -> None:
         self._layout = layout
+        self._rank = layout.cp_rank if rank is None else rank  # for evidence; ranks that all have the KV have one layout
         self._pools = pools
         self._compute = streams.stream("compute")
         self._reference = reference
@@ -170,7 +178,7 @@ class ReferenceModel:
                         Mismatch(
                             segment.rid,
                             next((node for end, node in segment.nodes if page < end), None),
-                            self._layout.cp_rank,
+                            self._rank,
                             payload,
                             layer,
                             component,

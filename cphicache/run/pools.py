@@ -43,7 +43,7 @@ def require_memory(config: RunConfig, payloads: Sequence[tuple[str, int]], limit
         {payload: kv_shape(config, layers).token_bytes for payload, layers in payloads},
         config.page_size,
         tokens=config.host_tokens,
-        tokens_over_ranks=config.cp_size,
+        tokens_over_ranks=config.owners,
         ranks_here=config.cp_size,
         limits=limits,
     )

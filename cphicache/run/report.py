@@ -39,6 +39,7 @@ def summarize(config: RunConfig, results: Sequence[RankResult]) -> Summary:
             "finished": served.finished,
             "aborted": served.aborted,
             "refused (longer than the device pool)": served.refused,
+            **({"given up with a lost rank": served.abandoned} if served.abandoned else {}),
         },
         "tokens": {
             "device hit": served.tokens_device,
@@ -103,6 +104,7 @@ def summarize(config: RunConfig, results: Sequence[RankResult]) -> Summary:
         "verify": config.verify,
         "evidence": [mismatch.describe() for result in results for mismatch in result.verdict.evidence],
         "refusals": served.refusals,
+        "ranks": [_rank(result) for result in results],
         "ranks_agree": _ranks_agree(results),
     }
 
@@ -124,6 +126,40 @@ def table(summary: Summary) -> Table:
         for index, (name, value) in enumerate(content.items()):
             out.add_row(group if index == 0 else "", name, f"{value:,}" if isinstance(value, int) else str(value))
         out.add_section()
+    return out
+
+
+def _rank(result: RankResult) -> dict[str, Any]:
+    """One rank's own figures."""
+    return {
+        "rank": result.rank,
+        "ticks": result.ticks,
+        "collectives": result.collectives,
+        "waits": result.waits,
+        "blocked ms": round(result.blocked_s * 1e3, 1),
+        "longest wait ms": round(result.longest_s * 1e3, 1),
+        "D2H": result.transfer.d2h_bytes,
+        "H2D": result.transfer.h2d_bytes,
+        "zero-owned operations": result.transfer.noop_completions,
+        "bytes compared": result.verdict.bytes_checked,
+        "mismatches": result.verdict.mismatches,
+        "leaks": result.leaks,
+        "quarantined": result.quarantined,
+        "broken": result.broken,
+        "gone": result.gone,
+    }
+
+
+def rank_table(results: Sequence[RankResult]) -> Table:
+    """The figures rank by rank."""
+    out = Table(title="by rank", title_justify="left")
+    rows = [_rank(result) for result in results]
+    out.add_column("what")
+    for row in rows:
+        out.add_column(f"rank {row['rank']}", justify="right")
+    for name, value in rows[0].items():
+        if name != "rank" and isinstance(value, int | float):
+            out.add_row(name, *(f"{row[name]:,}" for row in rows))
     return out
 
 

@@ -46,6 +46,8 @@ class Served:
     tokens_computed: int = 0
     forwards: int = 0
     idle_jumps: int = 0
+    abandoned: int = 0
+    """Requests that were not served to their end because a rank was lost."""
     refusals: list[str] = field(default_factory=list)
 
 
@@ -107,6 +109,16 @@ class Scheduler:
             )
         self._cache.shutdown()
         self._on_tick(self)
+
+    def abandon(self, reason: str) -> None:
+        """Serve nothing more: end every request where it stands, and shut the cache down. Legal after an error of any call."""
+        for job in [*self._running, *self._waiting]:
+            self._cache.end_request(job.rid, job.row, reason)
+        self.served.abandoned += len(self._running) + len(self._waiting) + len(self._arriving)
+        self._running.clear()
+        self._waiting.clear()
+        self._arriving.clear()
+        self._cache.shutdown()
 
     def step(self) -> None:
         """One tick."""
@@ -231,7 +243,7 @@ class Scheduler:
 
     def _is_too_long(self, job: Job) -> bool:
         capacity = self._config.device_pages * self._config.page_size
-        needed = job.prompt + job.output + self._config.cp_size * self._config.page_size
+        needed = job.prompt + job.output + self._config.owners * self._config.page_size
         if needed <= capacity:
             return False
         self.served.refused += 1

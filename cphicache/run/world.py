@@ -10,15 +10,17 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
+from cphicache.agree.digests import DigestCheck, LocalBoard
 from cphicache.agree.local import InProcessGroup, SingleReducer
-from cphicache.agree.port import GroupBroken, Reducer
-from cphicache.check.conservation import check_quiet, require
+from cphicache.agree.port import Excluded, GroupBroken, Reducer
+from cphicache.check.conservation import InvariantBroken, check_quiet, require
 from cphicache.check.reference import ReferenceKV
-from cphicache.engine import CacheConfig, Counters, CpHiRadixCache, WriteBackShort, WritePolicy
-from cphicache.events import EventLog, Level
+from cphicache.engine import CacheConfig, Counters, CpHiRadixCache, StateDigest, WriteBackShort, WritePolicy
+from cphicache.events import EventLog, EventLogError, Level
 from cphicache.metrics import CacheMetrics
 from cphicache.run.census import take_census
 from cphicache.run.config import RunConfig
+from cphicache.run.gone import gone_text
 from cphicache.run.jobs import Job, make_jobs, sized_for
 from cphicache.run.model import COMPUTE_US_PER_TOKEN, ReferenceModel, Verdict
 from cphicache.run.pools import kv_shape, make_pools
@@ -40,6 +42,9 @@ JITTER = 0.5
 CHECK_TICKS = 16
 """The outside checker proves conservation every so many ticks, and at the end."""
 
+_NOT_IN_HEADER = frozenset({"log", "out", "json", "launch", "rank_timeout_s", "check_ranks"})
+"""Options that change nothing about what is served: equal runs give equal logs, however they are launched."""
+
 StreamsFactory = Callable[[RunConfig, int], Streams]
 
 
@@ -59,10 +64,33 @@ class RankResult:
     leaks: int
     """Findings of the checker at the end; one during the run ends it."""
     log: Path | None
+    waits: int = 0
+    """Reductions that this rank waited for as a process, and how long that kept its scheduler: in all, and at most (seconds)."""
+    blocked_s: float = 0.0
+    longest_s: float = 0.0
+    digests: int = 0
+    """Ticks at which this rank has compared the ranks' digests."""
+    quarantined: str | None = None
+    """Why its host tier was given up."""
+    broken: str | None = None
+    """Why it ended before everything was served."""
+    gone: str | None = None
+    """Which pages were lost with that."""
 
 
 class RunFailed(RuntimeError):
-    """A rank ended with an error; the text names it."""
+    """A rank ended with an error; the text names it. ``kind``: "failed", "broken invariant", or "unusable" input."""
+
+    def __init__(self, text: str, kind: str = "failed") -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+def kind_of(error: BaseException) -> str:
+    """What sort of trouble an error is, see :class:`RunFailed`."""
+    if isinstance(error, EventLogError):
+        return "unusable"
+    return "broken invariant" if isinstance(error, InvariantBroken) else "failed"
 
 
 def cache_config(config: RunConfig) -> CacheConfig:
@@ -72,7 +100,8 @@ def cache_config(config: RunConfig) -> CacheConfig:
         payloads.append(("draft", config.draft_layers))
     return CacheConfig(
         page_size=config.page_size,
-        cp_size=config.cp_size,
+        cp_size=config.owners,
+        kv_replicated=config.kv_replicated,
         usable_pages=config.device_pages,
         payloads=tuple(payloads),
         host_slots=config.host_tokens_per_rank,
@@ -129,21 +158,29 @@ class RankWorld:
         faults: CopyFaults | None = None,
         on_tick: Callable[[Scheduler], None] | None = None,
         on_done: Callable[[Job], None] | None = None,
+        digests: DigestCheck | None = None,
     ) -> None:
         self.rank = rank
+        self.owner = 0 if config.kv_replicated else rank
         self.streams = streams
         self.checks = 0
         self.reducer = CountingReducer(reducer)
         self._on_tick = on_tick
         self._observe: Callable[[], None] | None = None
+        self._digests = digests
+        self._digest_ticks = config.check_ranks
+        self._digested_tick = 0
+        self._leaks = 0
+        self._broken: str | None = None
+        self._gone: str | None = None
         engine_config = cache_config(config)
-        layout = CpSharedKVLayout(config.page_size, config.cp_size, rank)
+        layout = CpSharedKVLayout(config.page_size, config.owners, self.owner)
         slots = layout.physical_pages_total(config.device_pages) * config.page_size
         self._memory = HostMemory.for_device(config.device_type)
         self.device_pools, self.host_pools = make_pools(
             config, engine_config.payloads, slots, config.host_tokens_per_rank, memory=self._memory
         )
-        rate = self.device_pools["target"].shape.layer_bytes / (COMPUTE_US_PER_TOKEN * COPY_OVER_COMPUTE * config.cp_size)
+        rate = self.device_pools["target"].shape.layer_bytes / (COMPUTE_US_PER_TOKEN * COPY_OVER_COMPUTE * config.owners)
         self.transfer = RankTransfer(
             layout,
             self.device_pools,
@@ -154,12 +191,12 @@ class RankWorld:
             h2d_bytes_per_us=rate,
             faults=faults,
         )
-        self.log_path = _rank_path(config.log, rank, config.cp_size)
+        self.log_path = rank_log_path(config.log, rank, config.cp_size)
         self.log = _open_log(config, rank, self.log_path)
         self.cache = CpHiRadixCache(engine_config, self.transfer, self.reducer, self.log)
         reference = ReferenceKV(config.seed)
         self.verdict = Verdict()
-        model = ReferenceModel(layout, self.device_pools, streams, reference, self.verdict)
+        model = ReferenceModel(layout, self.device_pools, streams, reference, self.verdict, rank=rank)
         self.scheduler = Scheduler(
             config,
             self.cache,
@@ -171,10 +208,20 @@ class RankWorld:
         )
 
     def run(self) -> RankResult:
-        """Serve everything and prove that nothing is left."""
+        """Serve everything and prove that nothing is left.
+
+        Raises :class:`GroupBroken` when the ranks cannot go on together; then the backups have been shut down through the normal release
+        path, and :meth:`result` says what is left.
+        """
         try:
-            self.scheduler.run()
-            leaks = len(check_quiet(self._census()))
+            try:
+                self.scheduler.run()
+            except GroupBroken as broken:
+                self._wind_down(broken)
+                raise
+            self._leaks = len(check_quiet(self._census()))
+            if self._digests is not None:
+                self._digests.finish()
         finally:
             try:
                 self.streams.close()
@@ -182,6 +229,20 @@ class RankWorld:
                 self._memory.close()
                 if self.log is not None:
                     self.log.close()
+        return self.result()
+
+    def _wind_down(self, broken: GroupBroken) -> None:
+        self._broken = str(broken)
+        if broken.ranks and not isinstance(broken, Excluded):
+            self._gone = gone_text(self.cache, broken.ranks)
+        self.cache.quarantine(self._broken)
+        self.scheduler.abandon("group_broken")
+        self._leaks = len(check_quiet(self._census()))
+        if self._digests is not None:
+            self._digests.finish()
+
+    def result(self) -> RankResult:
+        """What this rank has to report; :meth:`run` has ended."""
         return RankResult(
             self.rank,
             self.scheduler.served,
@@ -191,14 +252,22 @@ class RankWorld:
             self.scheduler.tick,
             self.reducer.issued,
             self.checks,
-            leaks,
+            self._leaks,
             self.log_path,
+            digests=0 if self._digests is None else self._digests.compared,
+            quarantined=self.cache.quarantined,
+            broken=self._broken,
+            gone=self._gone,
         )
 
     def _after_tick(self, scheduler: Scheduler) -> None:
         if scheduler.tick % CHECK_TICKS == 0:
             require(self._census())
             self.checks += 1
+        # The last call of a run comes with the tick of the one before it.
+        if self._digests is not None and scheduler.tick % self._digest_ticks == 0 and scheduler.tick > self._digested_tick:
+            self._digested_tick = scheduler.tick
+            self._digests.post(scheduler.tick, self.cache.digest())
         if self._on_tick is not None:
             self._on_tick(scheduler)
         if self._observe is not None:
@@ -217,7 +286,7 @@ class RankWorld:
         self._observe = partial(metrics.tick, self.rank)
 
     def _census(self) -> Any:
-        return take_census(self.cache, self.scheduler.rows, self.transfer.free_slots(), self.rank)
+        return take_census(self.cache, self.scheduler.rows, self.transfer.free_slots(), self.owner)
 
 
 def run_world(
@@ -233,10 +302,11 @@ def run_world(
     """Run all ranks to the end and return their results in rank order.
 
     ``on_done`` and ``on_tick`` hear of rank 0 only; ``metrics`` watches all ranks. Raises :class:`RunFailed` with the first
-    error of any rank. An interrupt ends every rank after its tick, and is raised when all have ended: their logs are whole lines, and closed.
+    error of any rank. An interrupt ends every rank after its tick, and is raised when all have ended: their logs are whole lines.
     """
     config = sized_for(config, requests)
-    group = InProcessGroup(config.cp_size)
+    group = InProcessGroup(config.cp_size, config.rank_timeout_s)
+    board = LocalBoard()
     interrupted = Event()
     ended = [Event() for _ in range(config.cp_size)]
     results: list[RankResult | None] = [None] * config.cp_size
@@ -260,6 +330,7 @@ def run_world(
                 faults=None if faults is None else faults.get(rank),
                 on_tick=partial(after_tick, rank),
                 on_done=on_done if rank == 0 else None,
+                digests=DigestCheck(board, rank, config.cp_size, StateDigest._fields) if config.check_ranks else None,
             )
             if metrics is not None:
                 world.observe_with(metrics, sum(kv_shape(config, n).token_bytes for _, n in cache_config(config).payloads))
@@ -286,21 +357,21 @@ def run_world(
             thread.join()
     if errors:
         rank, error = next((item for item in errors if not isinstance(item[1], GroupBroken)), errors[0])
-        raise RunFailed(f"rank {rank}: {type(error).__name__}: {error}") from error
+        raise RunFailed(f"rank {rank}: {type(error).__name__}: {error}", kind_of(error)) from error
     return [result for result in results if result is not None]
 
 
 def _open_log(config: RunConfig, rank: int, path: Path | None) -> EventLog | None:
     if path is None or config.log_level == "off":
         return None
-    header = {name: value for name, value in asdict(config).items() if name not in ("log", "out", "json")}
+    header = {name: value for name, value in asdict(config).items() if name not in _NOT_IN_HEADER}
     header["token_layer_bytes"] = {name: kv_shape(config, layers).layer_bytes for name, layers in cache_config(config).payloads}
     header["trace"] = None if config.trace is None else config.trace.name
     wall_clock = None if config.streams == "virtual" else time.time
     return EventLog(path, rank=rank, level=Level[config.log_level.upper()], wall_clock=wall_clock, header=header)
 
 
-def _rank_path(path: Path | None, rank: int, cp_size: int) -> Path | None:
+def rank_log_path(path: Path | None, rank: int, cp_size: int) -> Path | None:
     """``events.jsonl`` of rank 2 of 4 is ``events.rank2.jsonl``."""
     if path is None or cp_size == 1:
         return path

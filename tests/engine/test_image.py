@@ -377,6 +377,7 @@ DECIDES: dict[str, Change] = {
     "CacheState.alloc": lambda state: state.alloc.alloc(1, None),
     "CacheState.ledger": lambda state: state.ledger.take((2, 0)),
     "CacheState.tick": put_state("tick", 41),
+    "CacheState.quarantined": put_state("quarantined", "rank 1 has gone"),
     "CacheState.resolved": put_state("resolved", 19),
     "CacheState.numbered": lambda state: state.numbered.pop(22),
     "CacheState.outstanding": put_state("outstanding", True),

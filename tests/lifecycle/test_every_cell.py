@@ -61,6 +61,7 @@ EXPECTED: dict[Trigger, tuple[str, str, str, str, str]] = {
     T.ABORT: (". nothing_held", "=> B", _ROLLS_BACK, ". already_committed", ". already_rolled_back"),
     T.RESET: (". nothing_held", "=> B", _ROLLS_BACK, "=> N", ". already_rolled_back"),
     T.DRAINED: ("!", "!", "!", "!", "-numbered => N | agreed => N | numbered -agreed !"),
+    T.QUARANTINED: ("!", "!", "!", "!", "-numbered ! | agreed ! | numbered -agreed => N"),
     T.SPLIT_WANTED: (". splits_at_once", "=> R", "=> L", ". splits_at_once", "=> B"),
     T.SPLIT: ("=> N", "!", "!", "=> C", "!"),
     T.DEVICE_EVICT: ("=> N", "!", "!", "=> C", "!"),
@@ -188,7 +189,7 @@ def test_cell(state: State, trigger: Trigger) -> None:
 def test_the_expectation_covers_every_cell() -> None:
     """R7: the hand-written table has a line for each trigger and a cell for each state, with known words only."""
     assert set(EXPECTED) == set(Trigger)
-    assert len(CELLS) == len(State) * len(Trigger) == 130
+    assert len(CELLS) == len(State) * len(Trigger) == 135
     words = {*ANSWERS, "new", "complete", "bound", "numbered", "agreed"}
     for cells in EXPECTED.values():
         for alternative in (alternative for cell in cells for alternative in _alternatives(cell)):

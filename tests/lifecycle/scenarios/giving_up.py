@@ -141,6 +141,36 @@ def drained_before_agreement(worlds: Worlds) -> None:
 
 
 @scenario
+def quarantined_ends_what_the_group_will_not(worlds: Worlds) -> None:
+    """R14, R22: with the group gone a rollback that waits for its number ends by the same release, once, bound or not."""
+    for bound in (True, False):
+        world = worlds()
+        record = world.at(B, numbered=True, bound=bound)
+        assert world.fire(record, Trigger.QUARANTINED) is None
+        assert world.took() == END_CALLS
+        assert is_blank(record)
+
+
+@scenario
+def quarantined_elsewhere_is_our_bug(worlds: Worlds) -> None:
+    """R22: a quarantine rolls back first; what has ended, or ends in its own step, is not drained again."""
+    for state, columns_of in (
+        (N, {}),
+        (R, {}),
+        (L, {"numbered": True}),
+        (C, {}),
+        (B, {}),
+        (B, {"numbered": True, "agreed": True}),
+    ):
+        world = worlds()
+        record = world.at(state, **columns_of)
+        before = columns(record)
+        with pytest.raises(LifecycleError):
+            world.fire(record, Trigger.QUARANTINED)
+        assert (columns(record), world.took()) == (before, [])
+
+
+@scenario
 def released_once(worlds: Worlds) -> None:
     """R14: whoever comes late to a rollback, slots and hold are released once and the waiters are woken once."""
     late = (Trigger.ABORT, Trigger.RESET, Trigger.PARENT_LOST)

@@ -1,0 +1,149 @@
+"""The reduction over ``torch.distributed``: one asynchronous all-reduce (MIN) of two integers a tick, waited for one tick later (R21)."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import NamedTuple, cast
+
+import torch
+import torch.distributed as dist
+
+from cphicache.agree.membership import SLICE_S, KeyStore, Membership, Settled, Watch
+from cphicache.agree.port import GroupBroken
+
+POLL_S = 2e-5
+"""Pause between two looks at a reduction whose wait has no time limit (NCCL)."""
+
+
+class HostedStore(NamedTuple):
+    """A store that this process hosts, and the port at which others find it (on every interface that ``address`` names)."""
+
+    store: KeyStore
+    port: int
+
+
+def host_store(address: str, run_id: str, timeout_s: float) -> HostedStore:
+    """Host a store for one run at a free port; it lives as long as the answer."""
+    host = dist.TCPStore(  # type: ignore[attr-defined]
+        address, 0, None, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
+    )
+    return HostedStore(dist.PrefixStore(f"cphicache/{run_id}", host), host.port)  # type: ignore[attr-defined]
+
+
+def connect_store(address: str, port: int, run_id: str, timeout_s: float) -> KeyStore:
+    """A connection of its own to a store that somebody hosts. Raises RuntimeError, from torch, when there is none."""
+    store = dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=timeout_s))  # type: ignore[attr-defined]
+    return cast(KeyStore, dist.PrefixStore(f"cphicache/{run_id}", store))  # type: ignore[attr-defined]
+
+
+def make_group(store: KeyStore, rank: int, size: int, timeout_s: float) -> dist.ProcessGroup:
+    """Make this process's default group, over gloo, of all ranks that meet in ``store``."""
+    prefixed = dist.PrefixStore("group", store)  # type: ignore[attr-defined,arg-type]
+    dist.init_process_group("gloo", store=prefixed, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s))
+    group = dist.group.WORLD
+    if group is None:
+        raise AssertionError("process group: expected one after its initialization, found none")
+    return group
+
+
+class DistributedReducer:
+    """A group of processes; see :class:`~cphicache.agree.port.Reducer`.
+
+    ``group``: a process group of all ranks that share the decision (gloo, or NCCL with ``device`` a CUDA device); nobody else uses it.
+    The sample lies in one persistent tensor of two int64. ``waits`` and ``blocked_s`` measure what the scheduler thread spends in
+    :meth:`wait`; ``longest_s`` is the longest of them.
+
+    A rank that does not answer within the membership's time limit is a :class:`GroupBroken` that names it. Survivors then agree, through
+    the store alone, on the reduction at which they give the group up; it is not used again.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, membership: Membership, device: str = "cpu") -> None:
+        self._group = group
+        self._membership = membership
+        self._tensor = torch.zeros(2, dtype=torch.int64, device=device)
+        # On a GPU the reduction has a stream of its own: reading its result must not wait for the forward pass.
+        self._stream = torch.cuda.Stream(device) if self._tensor.is_cuda else None  # type: ignore[no-untyped-call]
+        self._has_timed_wait = not self._tensor.is_cuda
+        self._work: dist.Work | None = None
+        self._last: tuple[int, int] | None = None
+        self._settled: Settled | None = None
+        self.issued = 0
+        self.waited = 0
+        self.blocked_s = 0.0
+        self.longest_s = 0.0
+        self.broken: GroupBroken | None = None
+
+    def issue(self, count: int, first_failed: int) -> None:
+        """See :class:`~cphicache.agree.port.Reducer`. Raises :class:`GroupBroken` if this rank has to end."""
+        if self.issued != self.waited:
+            raise AssertionError(f"reduction {self.waited} is outstanding: expected it to be waited for before the next is issued")
+        if self.broken is None:
+            with torch.cuda.stream(self._stream):
+                self._tensor.copy_(torch.tensor([count, first_failed], dtype=torch.int64))
+                self._work = dist.all_reduce(self._tensor, op=dist.ReduceOp.MIN, group=self._group, async_op=True)
+        self.issued += 1
+        self._membership.issued = self.issued
+
+    def wait(self) -> tuple[int, int]:
+        """See :class:`~cphicache.agree.port.Reducer`. Raises :class:`GroupBroken` when a rank has gone, now or earlier."""
+        if self.issued == self.waited:
+            raise AssertionError("no reduction is outstanding: expected an issue before the wait")
+        started_s = time.perf_counter()
+        if self.broken is None:
+            self._wait()
+        if self.broken is not None:
+            self._take_settled(self.broken)
+        spent_s = time.perf_counter() - started_s
+        self.waited += 1
+        self.blocked_s += spent_s
+        self.longest_s = max(self.longest_s, spent_s)
+        if self._last is None:
+            raise AssertionError(f"reduction {self.waited - 1}: expected a result, found none")
+        return self._last
+
+    def _wait(self) -> None:
+        """Wait for the reduction; on a broken group, find out who has gone."""
+        work, watch = self._work, Watch()
+        if work is None:
+            raise AssertionError(f"reduction {self.waited}: expected it to be on its way, found none")
+        try:
+            while not self._came(work):
+                watch.pass_slice()
+                self._membership.find_out(self.waited, watch)
+                if watch.waited_s >= 2 * self._membership.timeout_s:
+                    raise GroupBroken(
+                        f"reduction {self.waited} has not come in {watch.waited_s:.1f} s although every rank is there"
+                    )
+                if work.is_completed():  # it failed: only the store can say why
+                    watch.sleep()
+        except GroupBroken as broken:
+            self.broken = broken
+            if self._membership.stop.is_set() or self._membership.rank in broken.ranks:
+                raise
+            return
+        with torch.cuda.stream(self._stream):
+            count, first_failed = self._tensor.tolist()
+        self._last = (count, first_failed)
+
+    def _came(self, work: dist.Work) -> bool:
+        """Wait a slice for the reduction. False: it is not here yet, or it has failed."""
+        try:
+            if not self._has_timed_wait:
+                deadline_s = time.perf_counter() + SLICE_S
+                while not work.is_completed():
+                    if time.perf_counter() > deadline_s:
+                        return False
+                    time.sleep(POLL_S)
+            work.wait(timedelta(seconds=SLICE_S))
+        except RuntimeError:
+            return False
+        return True
+
+    def _take_settled(self, broken: GroupBroken) -> None:
+        """Where the survivors give the group up: here, or one reduction later, with the result that this rank has missed."""
+        if self._settled is None:
+            self._settled = self._membership.settle(self.waited, self._last, broken.ranks)
+        if self.waited >= self._settled.at:
+            raise broken
+        self._last = self._settled.result
