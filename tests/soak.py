@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -18,6 +19,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from cphicache.transfer.support import SUPPORT, Support
 
 ROOT = Path(__file__).resolve().parents[1]
 TRACES = ("mooncake_conversation.jsonl", "mooncake_synthetic.jsonl")
@@ -71,9 +76,23 @@ def _refuses(summary: Summary) -> str | None:
     return None if summary["backups"].get("refused: no host slots") else "no backup was refused for want of host slots"
 
 
+def _loads_back(summary: Summary) -> str | None:
+    return None if summary["tokens"]["host hit"] else "nothing was loaded back"
+
+
+def _pool_options(row: Support) -> tuple[str, ...]:
+    """Options for one kind, layout and backend, with the operators' stand-ins; fewer requests, and for Triton's interpreter (hundreds of
+    times slower than a kernel) very few and short ones."""
+    options = ("--kv", row.kind, "--layout", row.layout, "--backend", row.io_backend, "--requests", "60")
+    if row.io_backend == "triton":
+        return (*options[:-1], "24", "--scale", "0.02", "--page-size", "4", "--layers", "2", "--cp-size", "1")
+    return options if row.io_backend == "torch" else (*options, "--reference-operators")
+
+
 def rows_of(workload: Workload) -> list[Row]:
     """All configurations of a workload."""
     quarter = ("--device-tokens", str(workload.device_tokens), "--host-tokens", str(workload.device_tokens // 4))
+    deep = ("--device-tokens", str(workload.device_tokens // 2), "--host-tokens", str(workload.device_tokens * 3))
     variations: list[tuple[str, tuple[str, ...], Expectation]] = [
         ("base", (), _nothing),
         ("mha", ("--kv", "mha"), _nothing),
@@ -84,7 +103,10 @@ def rows_of(workload: Workload) -> list[Row]:
         *((f"page-{size}", ("--page-size", str(size)), _nothing) for size in (1, 16, 64)),
         ("host-quarter-reclaim", (*quarter, "--reclaim-device-valid"), _reclaims),
         ("host-quarter", quarter, _refuses),
+        ("deep-host", deep, _loads_back),
         ("threads", ("--streams", "threads"), _nothing),
+        ("processes", ("--launch", "processes"), _nothing),
+        *((f"pools-{'-'.join(row[:3])}", _pool_options(row), _nothing) for row in SUPPORT if row.reason is None),
         *((f"virtual-seed-{seed:02}", ("--streams", "virtual", "--seed", str(seed)), _nothing) for seed in range(SEEDS)),
     ]
     return [Row(f"{workload.name}/{name}", (*workload.options, *options), expect) for name, options, expect in variations]
@@ -118,7 +140,14 @@ class Runner:
             if self._stopped:
                 return Outcome(row, (), ("interrupted",))
             command = [sys.executable, "-m", "cphicache.run.cli", "run", *row.options, "--json"]
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+            process = subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                cwd=ROOT,
+                env=os.environ | {"TRITON_INTERPRET": "1"},
+            )
             self._running.add(process)
         try:
             stdout, stderr = process.communicate(timeout=self._timeout_s)
