@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from cphicache.replay import Filter, UnusableLogs, replay, write_trace
+from cphicache.replay import Filter, UnusableLogs, replay, write_page, write_trace
 
 PROGRESS_FROM_BYTES = 8 << 20
 """Logs of this size in all show progress."""
@@ -58,6 +58,19 @@ def trace_command(logs: Sequence[Path], out: Path) -> None:
     except UnusableLogs as error:
         raise Unusable(str(error)) from error
     click.echo(f"{out}: {count} trace events")
+
+
+@click.command("report")
+@_LOGS
+@click.option("-o", "--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="Where to write the page.")
+def report_command(logs: Sequence[Path], out: Path) -> None:
+    """Write event logs (one a rank) as one self-contained HTML page: timeline, slow and failed backups, occupancy, ranks."""
+    try:
+        with _progress("reading", logs) as on_progress:
+            report = write_page(logs, out, on_progress=on_progress)
+    except UnusableLogs as error:
+        raise Unusable(str(error)) from error
+    click.echo(f"{out}: {'nothing is wrong' if report.is_clean else f'{report.findings.total} findings'}")
 
 
 @contextmanager
