@@ -133,7 +133,11 @@ class Lifecycles:
         node, tick = event.get("node"), event["tick"]
         if before is None or after is None or not isinstance(node, int):
             return  # a finding, like every other thing that is not so
-        backup = self._backup(node, event.get("generation", 0), tick)
+        self._used = event.get("used", self._used)
+        generation = event.get("generation", 0)
+        if before == after == _N and not event.get("refused") and self._generation.get(node) != generation:
+            return  # a hit of a node that nobody has tried to back up
+        backup = self._backup(node, generation, tick)
         self._count(backup, -1)
         if after != backup.state:
             self._close(backup, tick)
@@ -143,7 +147,6 @@ class Lifecycles:
         self._count(backup, 1)
         if isinstance(event.get("head"), int) and event.get("stale") is None:
             self._split(backup, event)
-        self._used = event.get("used", self._used)
         if len(self.steps["tick"]) >= STEPS_KEPT or backup.index < 0:
             self.steps_left_out += 1
             return
