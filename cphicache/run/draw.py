@@ -198,7 +198,8 @@ def marks_of(way: Way, drawn: Graph) -> Marks:
 TICKS_SHOWN = 4
 
 
-def _ticks(ticks: Sequence[int]) -> str:
+def _ticks(all_ticks: Sequence[int]) -> str:
+    ticks = list(dict.fromkeys(all_ticks))
     if len(ticks) <= TICKS_SHOWN:
         return f"tick {', '.join(str(tick) for tick in ticks)}"
     return f"tick {', '.join(str(tick) for tick in ticks[: TICKS_SHOWN - 1])} ... {ticks[-1]}"
