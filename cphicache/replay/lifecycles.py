@@ -72,7 +72,7 @@ class Lifecycles:
         self.backups_left_out = 0
         self.steps_left_out = 0
         self.host_slots: int | None = None
-        self.payloads: list[str] = []
+        """Host slots of all ranks together, in each payload."""
         self.last_tick = 0
         self._path = path
         self._names = names
@@ -106,7 +106,7 @@ class Lifecycles:
             if event["event"] == STEP:
                 self._step(number, event)
             elif event["event"] == CACHE:
-                self.host_slots, self.payloads = event.get("host_slots"), list(event.get("payloads", {}))
+                self.host_slots = event.get("host_slots", 0) * event.get("cp_size", 1) or None
             elif event["event"] == "device_evicted":
                 self._evicted += event.get("tokens", 0)
         if tick is not None:

@@ -61,6 +61,14 @@ def test_the_page_has_the_replays_counts(one_rank: Path) -> None:
     assert max(point[1] for point in rank["occupancy"]) <= rank["host_slots"]
 
 
+def test_occupancy_is_of_all_ranks(four_ranks: list[Path]) -> None:
+    """R37: the host pool's size on the page is that of all ranks together, as the used slots are."""
+    for rank in page_data(replay(four_ranks))["ranks"]:
+        (cache,) = [event for event in read_events(four_ranks[rank["rank"]]) if event["event"] == "cache"]
+        assert rank["host_slots"] == 4 * cache["host_slots"]
+        assert cache["host_slots"] < max(point[1] for point in rank["occupancy"]) <= rank["host_slots"]
+
+
 def test_device_tokens_stay_within_the_pool(one_rank: Path) -> None:
     """R37: what the page says is on the device fits there; evicted tokens add up to those of the log."""
     (rank,) = page_data(replay([one_rank]))["ranks"]

@@ -116,7 +116,7 @@ def page(browser: Any, one_rank: Path, tmp_path: Path) -> Page:
     return Page(browser, [one_rank], tmp_path / "report.html")
 
 
-COMMITTED, ROLLED_BACK = (0x8C, 0xC5, 0x8A), (0xD9, 0x48, 0x3B)
+COMMITTED, ROLLED_BACK = (0xB4, 0xDA, 0xB1), (0xD9, 0x48, 0x3B)
 
 
 def test_it_opens_and_draws(page: Page) -> None:
