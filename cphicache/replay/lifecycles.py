@@ -106,9 +106,9 @@ class Lifecycles:
             if event["event"] == STEP:
                 self._step(number, event)
             elif event["event"] == CACHE:
-                self.host_slots = event.get("host_slots", 0) * event.get("cp_size", 1) or None
+                self.host_slots = _number(event, "host_slots") * _number(event, "cp_size") or None
             elif event["event"] == "device_evicted":
-                self._evicted += event.get("tokens", 0)
+                self._evicted += _number(event, "tokens")
         if tick is not None:
             self._end_tick(tick)
         for backup in self._of_node.values():
@@ -129,10 +129,10 @@ class Lifecycles:
 
     # -- one step -----------------------------------------------------------------------------------------------------------------
     def _step(self, number: int, event: dict[str, Any]) -> None:
-        before, after = _NUMBER.get(event.get("before", "")), _NUMBER.get(event.get("after", ""))
+        before, after = _NUMBER.get(str(event.get("before"))), _NUMBER.get(str(event.get("after")))
         node, tick = event.get("node"), event["tick"]
-        if before is None or after is None or not isinstance(node, int):
-            return  # a finding, like every other thing that is not so
+        if before is None or after is None or not isinstance(node, int) or not _is_whole(event):
+            return  # a finding of the replay
         self._used = event.get("used", self._used)
         generation = event.get("generation", 0)
         if before == after == _N and not event.get("refused") and self._generation.get(node) != generation:
@@ -145,7 +145,7 @@ class Lifecycles:
         self._settle(backup, before, event)
         self._place(backup, event)
         self._count(backup, 1)
-        if isinstance(event.get("head"), int) and event.get("stale") is None:
+        if "head" in event and event.get("stale") is None and backup.state != _N:
             self._split(backup, event)
         if len(self.steps["tick"]) >= STEPS_KEPT or backup.index < 0:
             self.steps_left_out += 1
@@ -226,6 +226,19 @@ class Lifecycles:
         for column, value in zip(self.segments.values(), (backup.index, backup.state, backup.opened, tick), strict=True):
             column.append(value)
         backup.opened = tick
+
+
+def _number(event: dict[str, Any], name: str) -> int:
+    value = event.get(name)
+    return value if isinstance(value, int) else 0
+
+
+def _is_whole(event: dict[str, Any]) -> bool:
+    """Whether the fields that are used here are what they should be."""
+    numbers = ("generation", "slots", "used", "head", "head_slots")
+    return all(isinstance(event.get(name, 0), int) for name in numbers) and all(
+        isinstance(event.get(name, {}), dict) for name in ("submitted", "confirmed")
+    )
 
 
 def _detail(event: dict[str, Any]) -> str:

@@ -137,6 +137,34 @@ def test_a_disagreement_and_a_cut_are_told(four_ranks: list[Path], tmp_path: Pat
     assert "pending" in {OUTCOMES[outcome] for outcome in rank["backups"]["outcome"]}
 
 
+@pytest.mark.parametrize(
+    "field",
+    [
+        "tick",
+        "node",
+        "generation",
+        "trigger",
+        "before",
+        "after",
+        "submitted",
+        "confirmed",
+        "slots",
+        "used",
+        "head",
+        "head_slots",
+        "request",
+    ],
+)
+def test_a_field_of_another_type_is_a_finding(one_rank: Path, tmp_path: Path, field: str) -> None:
+    """R37: a log that was edited into nonsense is still drawn; what is wrong with it is told."""
+    events = events_of(one_rank)
+    at = find(events, lambda event: event["event"] == "step" and field in event)
+    for value in ("x", [1], {"a": 1}, None):
+        edited = [*events[:at], {**events[at], field: value}, *events[at + 1 : at + 200]]
+        data = data_in(page_text(page_data(replay([write(tmp_path / "edited.jsonl", edited)]))))
+        assert data["findings_total"] > 0
+
+
 def test_the_command_writes_a_whole_page_or_none(one_rank: Path, tmp_path: Path) -> None:
     """R37: the page is there as a whole or not at all; what cannot be read or written is one clear line and exit status 2."""
     run = CliRunner()
