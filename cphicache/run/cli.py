@@ -36,7 +36,7 @@ from cphicache.run.config import (
 from cphicache.run.doctor_command import doctor_command
 from cphicache.run.failure import Failure
 from cphicache.run.plan_command import plan_command
-from cphicache.run.seen import replay_command, trace_command
+from cphicache.run.seen import diagram_command, replay_command, report_command, trace_command
 from cphicache.transfer.budget import HostBudgetError, memory_limits
 from cphicache.transfer.support import KV_DTYPES
 
@@ -338,6 +338,8 @@ def diagrams(check: bool, root: Path) -> None:
 main.add_command(plan_command)
 main.add_command(doctor_command)
 main.add_command(replay_command)
+main.add_command(report_command)
+main.add_command(diagram_command)
 main.add_command(trace_command)
 
 if __name__ == "__main__":

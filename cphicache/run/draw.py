@@ -9,8 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import TYPE_CHECKING
 
 from cphicache.lifecycle import ROWS, Row, State, Trigger
+
+if TYPE_CHECKING:
+    from cphicache.replay import Way
 
 ASKED_IN_ORDER = (Trigger.RESERVE, Trigger.RESERVE_RETRY)
 """Triggers whose guards are drawn as a chain of questions, in the order in which the table's rows name them."""
@@ -32,6 +36,10 @@ INKS: Mapping[str, str] = {
     State.COMMITTED: "#2b6a2b",
     State.ROLLED_BACK: "#a32020",
 }
+
+
+GREY = "#b4bac4"
+"""What a marked way does not go through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,16 +146,107 @@ def _question(trigger: Trigger, place: int) -> str:
     return f"{trigger}_{place}"
 
 
+# -- a node's way -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What of a graph a node went through: lines to add to its arrows and inside its states, arrows to highlight, states visited."""
+
+    on_arrows: Mapping[tuple[str, str], tuple[str, ...]]
+    inside: Mapping[State, tuple[str, ...]]
+    taken: frozenset[tuple[str, str]]
+    visited: frozenset[str]
+
+
+NO_MARKS = Marks({}, {}, frozenset(), frozenset())
+
+
+def marks_of(way: Way, drawn: Graph) -> Marks:
+    """Where a node's way is in a drawing.
+
+    A question's answer is not in the log: of a refused ``reserve`` only the arrow to the first question is marked, unless one way only
+    leads to the refusal.
+    """
+    arrows: dict[tuple[str, str], list[str]] = {}
+    inside: dict[State, list[str]] = {}
+    taken: set[tuple[str, str]] = set()
+    for step, ticks in way.steps.items():
+        line = f"\N{BLACK RIGHT-POINTING TRIANGLE} {step.trigger} \N{MULTIPLICATION SIGN}{len(ticks)} at {_ticks(ticks)}"
+        if step.before is START and step.trigger in ASKED_IN_ORDER:
+            first = _question(step.trigger, 1)
+            goal = _question(Trigger.RESERVE_RETRY, 1) if step.before is step.after and not step.refused else str(step.after)
+            path = _only_path(drawn, first, goal)
+            entry = (str(START), first) if step.trigger is Trigger.RESERVE else path[-1] if path else (first, goal)
+            taken.update(path if step.trigger is Trigger.RESERVE_RETRY else [entry, *path])
+            arrows.setdefault(entry, []).append(line)
+        elif step.before is step.after:
+            inside.setdefault(step.after, []).append(line)
+        else:
+            pair = (str(step.before), str(step.after))
+            taken.add(pair)
+            arrows.setdefault(pair, []).append(line)
+    visited = {state for pair in taken for state in pair} | {str(state) for state in inside}
+    return Marks(
+        {pair: tuple(lines) for pair, lines in arrows.items()},
+        {state: tuple(lines) for state, lines in inside.items()},
+        frozenset(taken),
+        frozenset(visited),
+    )
+
+
+TICKS_SHOWN = 4
+
+
+def _ticks(all_ticks: Sequence[int]) -> str:
+    ticks = list(dict.fromkeys(all_ticks))
+    if len(ticks) <= TICKS_SHOWN:
+        return f"tick {', '.join(str(tick) for tick in ticks)}"
+    return f"tick {', '.join(str(tick) for tick in ticks[: TICKS_SHOWN - 1])} ... {ticks[-1]}"
+
+
+def _only_path(drawn: Graph, start: str, goal: str) -> list[tuple[str, str]]:
+    """The arrows from question ``start`` through questions of its chain to ``goal``, or nothing when several ways lead there."""
+    asked = {question.name for question in drawn.questions}
+    found: list[list[tuple[str, str]]] = []
+    pending: list[tuple[str, list[tuple[str, str]]]] = [(start, [])]
+    while pending:
+        at, path = pending.pop()
+        for arrow in drawn.arrows:
+            if arrow.source != at:
+                continue
+            longer = [*path, (arrow.source, arrow.dest)]
+            if arrow.dest == goal:
+                found.append(longer)
+            elif arrow.dest in asked and _same_chain(arrow.dest, start):
+                pending.append((arrow.dest, longer))
+    return found[0] if len(found) == 1 else []
+
+
+def _same_chain(one: str, other: str) -> bool:
+    return one.rpartition("_")[0] == other.rpartition("_")[0]
+
+
 # -- Mermaid --------------------------------------------------------------------------------------------------------------------
 
 
-def mermaid_text(rows: Sequence[Row] = ROWS) -> str:
-    """A ``stateDiagram-v2``. A second line under a state's name is Mermaid's form of a step that stays inside the box."""
+def mermaid_text(rows: Sequence[Row] = ROWS, way: Way | None = None) -> str:
+    """A ``stateDiagram-v2``. A second line under a state's name is Mermaid's form of a step that stays inside the box.
+
+    With a node's ``way`` the states that it went through are coloured, and steps that it took are told with their ticks.
+    """
     drawn = graph(rows)
+    marks = NO_MARKS if way is None else marks_of(way, drawn)
     lines = ["stateDiagram-v2", "    direction TB", f"    [*] --> {START}"]
     lines += [f"    {state} : {line}" for state, inside in drawn.inside.items() for line in inside]
+    lines += [f"    {state} : {line}" for state, told in marks.inside.items() for line in told]
     lines += [f"    state {question.name} <<choice>>" for question in drawn.questions]
-    lines += [f"    {arrow.source} --> {arrow.dest} : {'<br/>'.join(arrow.lines)}" for arrow in drawn.arrows]
+    for arrow in drawn.arrows:
+        told = marks.on_arrows.get((arrow.source, arrow.dest), ())
+        lines.append(f"    {arrow.source} --> {arrow.dest} : {'<br/>'.join((*arrow.lines, *told))}")
+    visited = [state.value for state in State if state in marks.visited]
+    if visited:
+        lines += ["    classDef visited fill:#dae8fc,stroke:#1f4e9e,stroke-width:4px", f"    class {','.join(visited)} visited"]
     return "\n".join(lines) + "\n"
 
 
@@ -157,28 +256,42 @@ _FONT = 'fontname="Helvetica,Arial,sans-serif"'
 _TITLE = "Backup of a radix node:  trigger [guards] / work that can fail, then work that cannot"
 
 
-def dot_text(rows: Sequence[Row] = ROWS) -> str:
-    """The same as graphviz input, top to bottom. An arrow has the colour of the state that it leads to."""
+def dot_text(rows: Sequence[Row] = ROWS, way: Way | None = None) -> str:
+    """The same as graphviz input, top to bottom. An arrow has the colour of the state that it leads to.
+
+    With a node's ``way`` what it did not go through is grey, and steps that it took are told with their ticks.
+    """
     drawn = graph(rows)
+    marks = NO_MARKS if way is None else marks_of(way, drawn)
+    title = _TITLE if way is None else f"{_TITLE}\\nmarked: the way of node {way.node}, rank {way.rank}"
     lines = [
         "digraph backup_lifecycle {",
-        f'  graph [rankdir=TB, nodesep=0.5, ranksep=0.55, pad=0.2, labelloc=t, fontsize=16, label="{_TITLE}\\n ", {_FONT}];',
+        f'  graph [rankdir=TB, nodesep=0.5, ranksep=0.55, pad=0.2, labelloc=t, fontsize=16, label="{title}\\n ", {_FONT}];',
         f"  node [fontsize=12, {_FONT}];",
         f"  edge [fontsize=11, arrowsize=0.8, {_FONT}];",
         '  start [shape=circle, style=filled, fillcolor=black, width=0.15, fixedsize=true, label=""];',
         f"  start -> {START};",
     ]
-    lines += [f"  {state} [shape=plain, label=<{_box(state, inside)}>];" for state, inside in drawn.inside.items()]
+    for state, inside in drawn.inside.items():
+        grey = way is not None and state not in marks.visited
+        lines.append(f"  {state} [shape=plain, label=<{_box(state, inside, marks.inside.get(state, ()), grey=grey)}>];")
     lines += [f'  {asked.name} [shape=diamond, margin=0.02, label="{asked.guard}?"];' for asked in drawn.questions]
     for arrow in drawn.arrows:
-        label = "".join(f"  {line}  \\l" for line in arrow.lines)
-        ink = INKS.get(arrow.dest, "#000000")
-        lines.append(f'  {arrow.source} -> {arrow.dest} [color="{ink}", fontcolor="{ink}", label="{label}"];')
+        pair = (arrow.source, arrow.dest)
+        label = "".join(f"  {line}  \\l" for line in (*arrow.lines, *marks.on_arrows.get(pair, ())))
+        taken = pair in marks.taken
+        ink = INKS.get(arrow.dest, "#000000") if way is None or taken else GREY
+        wide = ", penwidth=3" if taken else ""
+        lines.append(f'  {arrow.source} -> {arrow.dest} [color="{ink}", fontcolor="{ink}", label="{label}"{wide}];')
     return "\n".join([*lines, "}"]) + "\n"
 
 
-def _box(state: State, inside: Sequence[str]) -> str:
-    head = f'<TR><TD BGCOLOR="{FILLS[state]}"><B>{state}</B></TD></TR>'
+def _box(state: State, inside: Sequence[str], told: Sequence[str], *, grey: bool) -> str:
+    ink = f' COLOR="{GREY}"' if grey else ""
+    fill = "#ffffff" if grey else FILLS[state]
+    name = f'<FONT COLOR="{GREY}">{state}</FONT>' if grey else f"<B>{state}</B>"
+    head = f'<TR><TD BGCOLOR="{fill}">{name}</TD></TR>'
     body = "".join(f'{escape(line)}<BR ALIGN="LEFT"/>' for line in inside)
-    rest = f'<TR><TD ALIGN="LEFT" BALIGN="LEFT"><FONT POINT-SIZE="11">{body}</FONT></TD></TR>' if inside else ""
-    return f'<TABLE BORDER="0" CELLBORDER="1" CELLSPACING="0" CELLPADDING="5">{head}{rest}</TABLE>'
+    body += "".join(f'<B>{escape(line)}</B><BR ALIGN="LEFT"/>' for line in told)
+    rest = f'<TR><TD ALIGN="LEFT" BALIGN="LEFT"><FONT POINT-SIZE="11"{ink}>{body}</FONT></TD></TR>' if body else ""
+    return f'<TABLE BORDER="0" CELLBORDER="1" CELLSPACING="0" CELLPADDING="5"{ink}>{head}{rest}</TABLE>'

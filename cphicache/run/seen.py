@@ -13,10 +13,13 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from cphicache.replay import Filter, UnusableLogs, replay, write_trace
+from cphicache.replay import Filter, UnusableLogs, node_way, replay, write_page, write_trace
+from cphicache.run.diagrams import DiagramError, draw_with_dot
+from cphicache.run.draw import dot_text, mermaid_text
 
 PROGRESS_FROM_BYTES = 8 << 20
 """Logs of this size in all show progress."""
+PICTURES = (".svg", ".png")
 _LOGS = click.argument("logs", nargs=-1, required=True, type=click.Path(path_type=Path))
 
 
@@ -58,6 +61,43 @@ def trace_command(logs: Sequence[Path], out: Path) -> None:
     except UnusableLogs as error:
         raise Unusable(str(error)) from error
     click.echo(f"{out}: {count} trace events")
+
+
+@click.command("report")
+@_LOGS
+@click.option("-o", "--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="Where to write the page.")
+def report_command(logs: Sequence[Path], out: Path) -> None:
+    """Write event logs (one a rank) as one self-contained HTML page: timeline, slow and failed backups, occupancy, ranks."""
+    try:
+        with _progress("reading", logs) as on_progress:
+            report = write_page(logs, out, on_progress=on_progress)
+    except UnusableLogs as error:
+        raise Unusable(str(error)) from error
+    click.echo(f"{out}: {'nothing is wrong' if report.is_clean else f'{report.findings.total} findings'}")
+
+
+@click.command("diagram")
+@click.option("-o", "--out", type=click.Path(dir_okay=False, path_type=Path), help="Draw into FILE.svg or FILE.png, with graphviz.")
+@click.option("--log", type=click.Path(path_type=Path), help="The event log of the rank that --node is looked for in.")
+@click.option("--node", type=int, help="Mark this node's way: the steps it took, how often and when.")
+def diagram_command(out: Path | None, log: Path | None, node: int | None) -> None:
+    """Print the state machine of a backup as Mermaid, or draw it; with --log and --node, one node's way on it."""
+    if (log is None) != (node is None):
+        raise Unusable("--log and --node belong together: --log LOG --node N marks the way of node N")
+    if out is not None and out.suffix not in PICTURES:
+        raise Unusable(f"-o {out}: give a name that ends in {' or '.join(PICTURES)}")
+    try:
+        way = None if log is None or node is None else node_way(log, node)
+        if out is None:
+            click.echo(mermaid_text(way=way), nl=False)
+            return
+        picture = draw_with_dot(dot_text(way=way), out.suffix[1:])
+        out.write_bytes(picture)
+    except (UnusableLogs, DiagramError) as error:
+        raise Unusable(str(error)) from error
+    except OSError as error:
+        raise Unusable(f"{out}: cannot be written ({error.strerror or error}); name another file with -o") from error
+    click.echo(out)
 
 
 @contextmanager
