@@ -6,8 +6,8 @@ reduction and of the answers of its environment. Each such step is made once, by
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, fields
 from enum import IntFlag
 from pickle import HIGHEST_PROTOCOL, dumps, loads
 from typing import NamedTuple, TypeAlias
@@ -85,7 +85,7 @@ class Forms:
 
 
 class Rank:
-    """One rank of an explored world. ``steps``: calls of the engine so far."""
+    """One rank of an explored world. ``steps``: calls of the engine so far. ``seen``: what its counters have counted on any way."""
 
     def __init__(self, world: World, rank: int, forms: Forms, take_census: TakeCensus) -> None:
         self._world = world
@@ -108,6 +108,7 @@ class Rank:
         self._known: dict[Hashable, int] = {}
         self._outcomes: dict[Hashable, tuple[Outcome, ...]] = {}
         self.steps = 0
+        self.seen: set[str] = set()
         self.first = self._arrive()
 
     def outcomes(
@@ -198,6 +199,7 @@ class Rank:
         census = self._take_census(cache, self.driver.rows(), self.transfer.free_slots(), self._rank)
         audit(cache, self.transfer, self.driver, census)
         number = self._known[form] = len(self.states)
+        self.seen.update(_seen(counters))
         # As bytes it takes a tenth of the memory, and the garbage collector has nothing to look through.
         image = dumps((cache.snapshot(), self.transfer.snapshot(), self.driver.snapshot()), HIGHEST_PROTOCOL)
         self.states.append(RankState(image, logical, copies, self.driver.events(), is_at_rest(state, self.driver)))
@@ -220,6 +222,17 @@ class Rank:
         elif name not in (TICK, "start"):
             marks |= Mark.PROGRESS
         return marks | (Mark.OUTSIDE if name in ONCE_OUTSIDE else 0)
+
+
+def _seen(counters: Counters) -> Iterator[str]:
+    """Names of what has happened, by the engine's own count."""
+    for field in fields(counters):
+        count = getattr(counters, field.name)
+        if isinstance(count, int):
+            if count:
+                yield field.name
+        else:
+            yield from (f"{field.name}:{key}" for key in count)
 
 
 class _PageNames:

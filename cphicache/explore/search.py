@@ -36,7 +36,8 @@ class Violation:
 @dataclass(slots=True)
 class Report:
     """What an exploration has seen. ``complete``: every state was expanded. ``logical``: distinct logical halves. ``steps``: calls of
-    the engines, each of them made once and used for every edge that it is part of."""
+    the engines, each of them made once and used for every edge that it is part of. ``seen``: the engine's counters that were not 0
+    somewhere, so that a world shows that it is not empty of what it is about."""
 
     world: str
     states: int = 0
@@ -47,6 +48,7 @@ class Report:
     seconds: float = 0.0
     complete: bool = False
     ended_by: str = ""
+    seen: tuple[str, ...] = ()
     violation: Violation | None = None
 
 
@@ -177,4 +179,5 @@ class _Search:
         report.depth = max(self._seen.depths, default=0)
         report.logical = len(self._product.forms)
         report.steps = self._product.steps
+        report.seen = tuple(sorted(self._product.ranks[0].seen))
         report.seconds = time.monotonic() - self._started

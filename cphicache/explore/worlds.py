@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cphicache.engine import CacheConfig
+from cphicache.engine import CacheConfig, WritePolicy
 from cphicache.explore.script import RequestScript, World
 
 _PAYLOADS = (("target", 2), ("draft", 1))
@@ -81,6 +81,13 @@ _ALL = (
         wait_may_fail=False,
     ),
     World(
+        name="siblings-reclaim",
+        about="two siblings, host room for one, and host copies of nodes on the device may be reclaimed: nobody does so for ever",
+        config=_config(host_slots=1, reclaim_device_valid=True, max_retries=2),
+        requests=(_single("a", 1, 2, batch=0), _single("b", 3, 4, batch=1), _single("c", 1, 2, 5, 6, batch=2, after=("a",))),
+        outside=frozenset({"evict"}),
+    ),
+    World(
         name="siblings-2",
         about="two siblings, host room for both",
         config=_config(host_slots=2),
@@ -89,6 +96,13 @@ _ALL = (
         one_forward=False,
         draft_may_lack=True,
         wait_may_fail=False,
+    ),
+    World(
+        name="write-back",
+        about="two siblings that are backed up when they are evicted, which waits for their copies in drain rounds",
+        config=_config(host_slots=1, policy=WritePolicy.WRITE_BACK),
+        requests=(_single("a", 1, 2, batch=0), _single("b", 3, 4, batch=1), _single("c", 1, 2, 5, 6, batch=2, after=("a",))),
+        outside=frozenset({"abort", "evict", "shutdown"}),
     ),
     World(
         name="split",
