@@ -1,8 +1,9 @@
 """What an engine cannot decide: how its copies fare, and what the other ranks contributed. Answered from a list, or asked for.
 
-A call of the engine is run with the answers that are known so far. Where one is missing the call is unwound by an exception that
-says what is asked; the explorer goes back to the state before the call and runs it again with one answer more. So every possible
-outcome of a call is reached by the real code, and nothing has to be known about the call beforehand.
+A call of the engine is run with the answers that are known so far. Where a fate is missing the first possible one is taken, and it is
+noted what else was possible there; the explorer goes back to the state before the call and runs it again with each of these. Where a
+reduction of a drain round is missing the call is unwound, and run again when all ranks have come. So every possible outcome of a call
+is reached by the real code, and nothing has to be known about the call beforehand.
 """
 
 from __future__ import annotations
@@ -47,12 +48,7 @@ Answer: TypeAlias = Fate | Sample
 
 
 class Undecided(Exception):
-    """A call got to a point where the environment decides, and no answer was given."""
-
-    def __init__(self, about: str, options: Sequence[Fate]) -> None:
-        super().__init__(f"{about}: {'/'.join(options)}?")
-        self.about = about
-        self.options = tuple(options)
+    """A call got to a point where the environment decides, no answer was given, and none may be chosen."""
 
 
 class Blocked(Exception):
@@ -64,36 +60,45 @@ class Blocked(Exception):
 
 
 class Environment:
-    """The answers for one call, in the order in which they are asked for. ``questions``: what each of them was about."""
+    """The answers for one call, in the order in which they are asked for.
+
+    ``taken``: those that the call got. ``others``: what else was possible where none was given, by place in ``taken``.
+    """
 
     def __init__(self) -> None:
         self._answers: Sequence[Answer] = ()
-        self.questions: list[str] = []
+        self._chooses = False
+        self.taken: list[Answer] = []
+        self.others: dict[int, Sequence[Fate]] = {}
 
-    def begin(self, answers: Sequence[Answer]) -> None:
-        """The next call gets these answers."""
+    def begin(self, answers: Sequence[Answer], *, chooses: bool) -> None:
+        """The next call gets these answers. ``chooses``: the first option where a fate is missing."""
         self._answers = answers
-        self.questions = []
+        self._chooses = chooses
+        self.taken = []
+        self.others = {}
 
     def fate(self, about: str, options: Sequence[Fate]) -> Fate:
-        """The next answer, one of ``options``; raises :class:`Undecided` when there is none."""
-        if len(self.questions) == len(self._answers):
-            raise Undecided(about, options)
-        answer = self._next(about)
-        if answer not in options or not isinstance(answer, Fate):
-            raise ValueError(f"answer {answer!r} to {about}: give one of {', '.join(options)}")
+        """The next answer, one of ``options`` (the first of them is no fault); raises :class:`Undecided` when there is none and none
+        may be chosen."""
+        at = len(self.taken)
+        if at < len(self._answers):
+            answer = self._answers[at]
+            if answer not in options or not isinstance(answer, Fate):
+                raise ValueError(f"answer {answer!r} to {about}: give one of {', '.join(options)}")
+        elif self._chooses:
+            answer, self.others[at] = options[0], options[1:]
+        else:
+            raise Undecided(f"{about}: {'/'.join(options)}?")
+        self.taken.append(answer)
         return answer
 
     def reduction(self, own: Sample) -> Sample:
         """The minimum over all ranks; raises :class:`Blocked` when it is not known."""
-        if len(self.questions) == len(self._answers):
+        if len(self.taken) >= len(self._answers):
             raise Blocked(own)
-        answer = self._next("reduction")
+        answer = self._answers[len(self.taken)]
         if not isinstance(answer, Sample):
             raise ValueError(f"answer {answer!r} to a reduction: give a sample")
-        return answer
-
-    def _next(self, about: str) -> Answer:
-        answer = self._answers[len(self.questions)]
-        self.questions.append(about)
+        self.taken.append(answer)
         return answer

@@ -132,16 +132,11 @@ class Rank:
         outcomes: dict[Hashable, Outcome] = {}
         open_answers = [given]
         while open_answers:
-            answers = open_answers.pop()
-            try:
-                outcome = self.step(state, event, pending, answers)
-            except Undecided as undecided:
-                spent = sum(answer in FAULTS for answer in answers)
-                options = [
-                    option for option in undecided.options if option not in FAULTS or faults_left is None or spent < faults_left
-                ]
-                open_answers.extend((*answers, option) for option in reversed(options))
-                continue
+            outcome = self.step(state, event, pending, open_answers.pop(), chooses=True)
+            for at, options in self._environment.others.items():
+                before = outcome.answers[:at]
+                may_fail = faults_left is None or sum(answer in FAULTS for answer in before) < faults_left
+                open_answers.extend((*before, option) for option in options if may_fail or option not in FAULTS)
             # Of several ways to the same, the one with fewest faults stands for all, so that the budget forbids none of it.
             way = None if outcome.state is not None else outcome.answers
             same = (outcome.state, outcome.sample, outcome.broken, outcome.marks & ~Mark.FAULT, way)
@@ -150,24 +145,28 @@ class Rank:
                 outcomes[same] = outcome
         return list(outcomes.values())
 
-    def step(self, state: int, event: str, pending: Sample | None, answers: tuple[Answer, ...]) -> Outcome:
-        """Make one event happen. Raises :class:`Undecided` if answers are missing."""
+    def step(self, state: int, event: str, pending: Sample | None, given: tuple[Answer, ...], *, chooses: bool = False) -> Outcome:
+        """Make one event happen. Where an answer is missing the first option is taken (``chooses``), or :class:`Undecided` raised."""
         self.restore(state)
-        self._environment.begin(answers)
+        self._environment.begin(given, chooses=chooses)
         self._reducer.begin(pending)
         before = _counts(self.cache.counters)
         self.steps += 1
-        faults = sum(answer in FAULTS for answer in answers)
+        arrived = waits_with = broken = None
         try:
             self.driver.perform(event)
             self._reducer.require_waited()
             arrived = self._arrive()
         except Blocked as blocked:
-            return Outcome(answers, None, blocked.sample, 0, faults, None)
+            waits_with = blocked.sample
         except Undecided:
             raise
         except Exception as error:  # whatever the engine raises here is a violation; it is reported with the way to it
-            return Outcome(answers, None, None, 0, faults, f"{type(error).__name__}: {error}")
+            broken = f"{type(error).__name__}: {error}"
+        answers = tuple(self._environment.taken)
+        faults = sum(answer in FAULTS for answer in answers)
+        if arrived is None:
+            return Outcome(answers, None, waits_with, 0, faults, broken)
         marks = self._marks(before, event) | (Mark.FAULT if faults else 0)
         return Outcome(answers, arrived, self._reducer.outstanding, marks, faults, None)
 
@@ -177,10 +176,6 @@ class Rank:
         self.cache.restore(image)
         self.transfer.restore(transfer)
         self.driver.restore(driver)
-
-    def questions(self) -> list[str]:
-        """What the answers of the last step were about."""
-        return self._environment.questions
 
     def _arrive(self) -> int:
         """The number of the state in which the rank is now. A new one is audited first."""
