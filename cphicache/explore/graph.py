@@ -88,13 +88,22 @@ def find_livelock(graph: Graph) -> Problem | None:
         for target, marks in graph.out(state, _is_inner):
             if marks & _TURNING and component[state] == component[target]:
                 cycle = _cycle(graph, state, target)
-                names = [mark.name.lower() for mark in Mark if mark & marks and mark.name is not None]
+                names = [mark.name.lower() for mark in Mark if mark & _marks_on(graph, cycle) and mark.name is not None]
                 return Problem(f"a cycle on which nothing gets on: {', '.join(names)}", state, cycle)
     return None
 
 
 def _is_inner(marks: int) -> bool:
     return not marks & (Mark.PROGRESS | Mark.OUTSIDE)
+
+
+def _marks_on(graph: Graph, cycle: tuple[int, ...]) -> int:
+    """Marks of the edges of a cycle, all together."""
+    together = 0
+    for state, following in zip(cycle, (*cycle[1:], cycle[0]), strict=True):
+        for target, marks in graph.out(state, _is_inner):
+            together |= marks if target == following else 0
+    return together
 
 
 def _cycle(graph: Graph, state: int, target: int) -> tuple[int, ...]:

@@ -7,8 +7,9 @@ reduction and of the answers of its environment. Each such step is made once, by
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from enum import IntFlag
+from operator import attrgetter
 from pickle import HIGHEST_PROTOCOL, dumps, loads
 from typing import NamedTuple, TypeAlias
 
@@ -167,6 +168,7 @@ class Rank:
         faults = sum(answer in FAULTS for answer in answers)
         if arrived is None:
             return Outcome(answers, None, waits_with, 0, faults, broken)
+        self.seen.update(_seen(self.cache.counters))
         marks = self._marks(before, event) | (Mark.FAULT if faults else 0)
         return Outcome(answers, arrived, self._reducer.outstanding, marks, faults, None)
 
@@ -194,7 +196,6 @@ class Rank:
         census = self._take_census(cache, self.driver.rows(), self.transfer.free_slots(), self._rank)
         audit(cache, self.transfer, self.driver, census)
         number = self._known[form] = len(self.states)
-        self.seen.update(_seen(counters))
         # As bytes it takes a tenth of the memory, and the garbage collector has nothing to look through.
         image = dumps((cache.snapshot(), self.transfer.snapshot(), self.driver.snapshot()), HIGHEST_PROTOCOL)
         self.states.append(RankState(image, logical, copies, self.driver.events(), is_at_rest(state, self.driver)))
@@ -219,15 +220,20 @@ class Rank:
         return marks | (Mark.OUTSIDE if name in ONCE_OUTSIDE else 0)
 
 
+_TOTALS = tuple(field.name for field in fields(Counters) if field.default_factory is MISSING)
+_BY_KEY = tuple(field.name for field in fields(Counters) if field.default_factory is not MISSING)
+_totals_of = attrgetter(*_TOTALS)
+_by_key_of = attrgetter(*_BY_KEY)
+
+
 def _seen(counters: Counters) -> Iterator[str]:
     """Names of what has happened, by the engine's own count."""
-    for field in fields(counters):
-        count = getattr(counters, field.name)
-        if isinstance(count, int):
-            if count:
-                yield field.name
-        else:
-            yield from (f"{field.name}:{key}" for key in count)
+    for name, total in zip(_TOTALS, _totals_of(counters), strict=True):
+        if total:
+            yield name
+    for name, by_key in zip(_BY_KEY, _by_key_of(counters), strict=True):
+        for key in by_key:
+            yield f"{name}:{key}"
 
 
 class _PageNames:
