@@ -106,10 +106,10 @@ _ALL = (
     ),
     World(
         name="split",
-        about="a pending node of three pages, an insert that would divide it (parked) and a request that would (deferred); one rank",
-        config=_config(cp_size=1, payloads=(("target", 1),), host_slots=5, usable_pages=8),
-        requests=(_single("a", 1, 2, 3, batch=0), _single("b", 1, 2, 4, batch=0), _single("c", 1, 5, batch=1)),
-        outside=_OUTSIDE,
+        about="three nodes: one is divided, by an insert that may be parked and for a request that may be deferred; one rank",
+        config=_config(cp_size=1, payloads=(("target", 1),), host_slots=3, usable_pages=6, max_deferral_ticks=1),
+        requests=(_single("a", 1, 2, batch=0), _single("b", 1, 3, batch=0), _single("c", 1, 3, batch=1)),
+        outside=frozenset({"abort", "reset"}),
     ),
     World(
         name="load-back",
