@@ -5,6 +5,7 @@ PYTHON ?= python3
 # gigabytes of CUDA libraries, which nothing here needs yet; point pip at a CPU build, or name another release: make TORCH=...
 TORCH ?= torch==2.13.0
 ARGS ?=
+EXPLORE_S ?= 3600
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -12,7 +13,7 @@ STAMP := $(VENV)/.set-up
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
 .DEFAULT_GOAL := help
-.PHONY: run test test-ranks test-gpu check diagrams soak clean help
+.PHONY: run test test-ranks test-gpu check diagrams explore soak clean help
 
 run: $(STAMP)  ## serve a trace, back up and restore it, verify every byte   (ARGS="--cp-size 4 ...")
 	@$(BIN)/cphicache run $(ARGS)
@@ -35,6 +36,9 @@ check: $(STAMP)  ## format, lint, types, import rules, generated files
 
 diagrams: $(STAMP)  ## write fsm_diagrams/ and the generated parts of README and docs   (needs graphviz)
 	@$(BIN)/python -m cphicache.run.diagrams
+
+explore: $(STAMP)  ## try every order of events of all small worlds   (EXPLORE_S=3600: time for each; ARGS="split --max-faults 1")
+	@$(BIN)/cphicache explore --max-seconds $(EXPLORE_S) $(ARGS)
 
 soak: $(STAMP)  ## run the whole acceptance table   (long; ARGS as of tests/soak.py)
 	@$(BIN)/python tests/soak.py $(ARGS)

@@ -157,6 +157,9 @@ class Backups:
         node = record.node
         if node is None or node.pages is None:
             raise AssertionError(f"backup of stored KV: expected a node on the device, found {record.describe()}")
+        for batch in self._state.batches.values():
+            if record in batch.ops:  # rolled back while its forward goes on: what that stores belongs to the generation before
+                batch.ops.remove(record)
         record.tried_tick = self._state.tick
         record.retrying = retry
         self._set_extent(record, node.pages)

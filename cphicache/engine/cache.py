@@ -13,7 +13,7 @@ from itertools import takewhile
 from cphicache.agree.port import Reducer
 from cphicache.engine.agreement import Agreement
 from cphicache.engine.backups import Backups
-from cphicache.engine.canonical import canonical_state
+from cphicache.engine.canonical import PageName, canonical_state
 from cphicache.engine.config import CacheConfig, WritePolicy
 from cphicache.engine.counters import Counters
 from cphicache.engine.digest import StateDigest, digest_state
@@ -433,9 +433,13 @@ class CpHiRadixCache:
         self._backups.forget_queued()
         self._host_eviction.refile()
 
-    def canonical(self) -> Hashable:
-        """Equal for two engines of one configuration that behave alike from here on, given equal local halves and reducers."""
-        return canonical_state(self.state)
+    def canonical(self, *, local: bool = True, page_name: PageName | None = None) -> Hashable:
+        """Equal for two engines of one configuration that behave alike from here on, given equal local halves and reducers.
+
+        With ``local=False``, what all ranks share: equal after equal calls, however their copies fare. ``page_name``: see
+        :func:`~cphicache.engine.canonical.canonical_state`.
+        """
+        return canonical_state(self.state, local=local, page_name=page_name)
 
     def digest(self) -> StateDigest:
         """Digests by part of what is equal on every rank between two calls."""

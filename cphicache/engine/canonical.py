@@ -5,22 +5,32 @@ Taken between two calls of the cache, as an image is: inside a call, work may be
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TypeAlias
 
 from cphicache.engine.config import WritePolicy
 from cphicache.engine.records import Backup, Batch, Load, Request, Waiter
 from cphicache.engine.state import CacheState
 from cphicache.lifecycle import State
+from cphicache.spaces.types import LogicalPage
 from cphicache.tree import Node
 
+PageName: TypeAlias = Callable[[LogicalPage], Hashable]
+"""What stands in a form for a page."""
 
-def canonical_state(state: CacheState) -> Hashable:
+
+def canonical_state(state: CacheState, *, local: bool = True, page_name: PageName | None = None) -> Hashable:
     """Equal for two states that behave alike from here on, whatever came before.
 
     What is kept is what a later decision, or this rank's next sample, can depend on. Names that the caller gave (requests, batches)
-    and logical pages stay as they are, since the caller uses them again.
+    and logical pages stay as they are, since the caller uses them again. With ``local=False`` what only the sample depends on
+    (``done_here``, ``failed_here``, ``void``) is left out too: the rest is equal on all ranks after equal calls (R20).
+
+    ``page_name`` names pages in the order in which it is asked (always the same for a form). Nothing depends on a page's number but its
+    owner, so names that keep the owner and count pages from there make states equal that differ by a renumbering. Of the free
+    pages only how many there are of each owner is kept then.
     """
-    return _Canonical(state).form()
+    return _Canonical(state, local=local, page_name=page_name).form()
 
 
 class _Canonical:
@@ -41,8 +51,10 @@ class _Canonical:
     reservation order); ``bound`` (true exactly when there is a node). The configuration is equal on both sides.
     """
 
-    def __init__(self, state: CacheState) -> None:
+    def __init__(self, state: CacheState, *, local: bool, page_name: PageName | None) -> None:
         self._state = state
+        self._local = local
+        self._page_name = page_name
         self._positions = state.tree.positions()
         self._in_order = sorted(state.pending.values(), key=lambda record: record.order)
         self._orders = {record.node_id: rank for rank, record in enumerate(self._in_order)}
@@ -60,8 +72,8 @@ class _Canonical:
     def form(self) -> Hashable:
         state = self._state
         return (
-            state.tree.canonical(self._node_form),
-            state.alloc.canonical(),
+            state.tree.canonical(self._node_form, self._page_name),
+            state.alloc.canonical() if self._page_name is None else state.alloc.lane_free(),
             state.ledger.canonical(),
             tuple(state.host_only_need),
             tuple(self._extent_form(record) for record in self._in_order if record.node is None),
@@ -76,7 +88,7 @@ class _Canonical:
             # In the order of admission: so the poisoned are reported, and parked inserts are made.
             tuple(self._request_form(request) for request in state.requests.values()),
             tuple(
-                (parked.rid, parked.key, tuple(parked.row), self._ticks_left(parked.deadline_tick))
+                (parked.rid, parked.key, self._pages(parked.row), self._ticks_left(parked.deadline_tick))
                 for parked in state.parked.values()
             ),
             # Each ends by itself: their order does not matter.
@@ -96,6 +108,9 @@ class _Canonical:
             return self._positions[record.node_id] if alive else None
         rank = self._orders.get(record.node_id)
         return None if rank is None else ("extent", rank)
+
+    def _pages(self, pages: Sequence[LogicalPage]) -> tuple[Hashable, ...]:
+        return tuple(pages if self._page_name is None else map(self._page_name, pages))
 
     def _ticks_left(self, deadline_tick: int) -> int:
         return max(deadline_tick - self._state.tick, 0)
@@ -125,10 +140,8 @@ class _Canonical:
             number,
             record.agreed,
             tuple(record.submitted),
-            record.done_here,
-            record.failed_here,
-            record.void,
-            tuple(record.pages),
+            (record.done_here, record.failed_here, record.void) if self._local else (),
+            self._pages(record.pages),
             record.owners,
             record.need,
             record.wasted_need,
@@ -141,8 +154,7 @@ class _Canonical:
             None if load.producer is None else self._producers[load.producer],
             str(load.state),
             load.doomed,
-            load.failed_here,
-            load.done_here,
+            (load.failed_here, load.done_here) if self._local else (),
             tuple(sorted(load.readers)),
         )
 

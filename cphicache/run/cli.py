@@ -34,6 +34,7 @@ from cphicache.run.config import (
     WritePolicy,
 )
 from cphicache.run.doctor_command import doctor_command
+from cphicache.run.explore_command import explore_command
 from cphicache.run.failure import Failure
 from cphicache.run.plan_command import plan_command
 from cphicache.run.seen import diagram_command, replay_command, report_command, trace_command
@@ -236,7 +237,7 @@ def report_run(config: RunConfig, outcome: Outcome, *, bare: bool) -> int:
     summary["logs differ"] = outcome.difference
     encoded = orjson.dumps(summary, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS)
     if config.out is not None:
-        _write_whole(config.out / "summary.json", encoded + b"\n")
+        write_whole(config.out / "summary.json", encoded + b"\n")
     if config.json:
         click.echo(encoded.decode())
     else:
@@ -303,7 +304,7 @@ def make_folder(config: RunConfig) -> None:
         raise Failure(f"--out {config.out}: cannot be made ({error.strerror or error}); give a folder that can") from error
 
 
-def _write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes) -> None:
     """Write a file so that it is either there as a whole or not at all."""
     partial = path.with_name(f".{path.name}.partial")
     try:
@@ -341,6 +342,7 @@ main.add_command(replay_command)
 main.add_command(report_command)
 main.add_command(diagram_command)
 main.add_command(trace_command)
+main.add_command(explore_command)
 
 if __name__ == "__main__":
     main()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
+from cphicache.spaces.types import LogicalPage
 from cphicache.tree.eviction import Policy
 from cphicache.tree.keys import RadixKey
 from cphicache.tree.node import ROOT_ID, B, Node, TreeInternalError
@@ -68,9 +69,13 @@ def _key_order(node: Node[B]) -> tuple[bool, str, bytes]:
 
 
 def canonical_form(
-    root: Node[B], policy: Policy, backup_canonical: Callable[[Node[B]], Hashable] | None
+    root: Node[B],
+    policy: Policy,
+    backup_canonical: Callable[[Node[B]], Hashable] | None,
+    page_name: Callable[[LogicalPage], Hashable] | None = None,
 ) -> tuple[dict[int, int], Hashable]:
-    """Positions by node id, in a traversal that depends on keys only, and the canonical form (without backups if None)."""
+    """Positions by node id, in a traversal that depends on keys only, and the canonical form (without backups if None; with the names
+    of pages in place of their numbers if ``page_name`` is given)."""
     ordered: list[Node[B]] = []
     stack = [root]
     while stack:
@@ -93,7 +98,7 @@ def canonical_form(
             (
                 positions[node.parent.id],
                 (node.key.data, node.key.extra_key, node.key.is_bigram),
-                None if node.pages is None else tuple(node.pages),
+                None if node.pages is None else tuple(node.pages if page_name is None else map(page_name, node.pages)),
                 (node.lock_ref, node.host_ref, node.loading is not None),
                 tuple(column[index] for column in columns),
                 None if backup_canonical is None else backup_canonical(node),

@@ -320,10 +320,13 @@ class RadixTree(Generic[B]):
         """Node id -> position in the traversal of :meth:`canonical` (the root is 0)."""
         return canonical_form(self.root, self.policy, None)[0]
 
-    def canonical(self, backup_canonical: Callable[[Node[B]], Hashable]) -> Hashable:
+    def canonical(
+        self, backup_canonical: Callable[[Node[B]], Hashable], page_name: Callable[[LogicalPage], Hashable] | None = None
+    ) -> Hashable:
         """Equal for two trees that behave alike from here on: ids become positions, clock values become ranks, and of the fields
-        for eviction only those that the policy reads count. Holds if no two calls shared a value of the clock."""
-        return canonical_form(self.root, self.policy, backup_canonical)[1]
+        for eviction only those that the policy reads count. Holds if no two calls shared a value of the clock. ``page_name``: what
+        stands in the form for a page (asked for parents first)."""
+        return canonical_form(self.root, self.policy, backup_canonical, page_name)[1]
 
     # -- inner parts ------------------------------------------------------------------------------------------------------
     def _check_key(self, key: RadixKey) -> None:

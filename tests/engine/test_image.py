@@ -568,3 +568,37 @@ def test_the_order_in_which_they_are_served_shows(name: str) -> None:
     before = cache_of(state).canonical()
     setattr(state, name, dict(reversed(getattr(state, name).items())))
     assert cache_of(state).canonical() != before
+
+
+# -- what ranks share, and what renumbering keeps ---------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(extent, "done_here"), (extent, "failed_here"), (extent, "void"), (load, "done_here"), (load, "failed_here")],
+)
+def test_what_is_local_can_be_left_out(owner: Callable[[CacheState], Any], name: str) -> None:
+    """R20: how this rank's copies fare shows in the whole form, and not in the one that all ranks share."""
+    state = rich_state()
+    cache = cache_of(state)
+    whole, shared = cache.canonical(), cache.canonical(local=False)
+    setattr(owner(state), name, not getattr(owner(state), name))
+    assert cache.canonical() != whole
+    assert cache.canonical(local=False) == shared
+
+
+def test_a_renumbering_of_pages_does_not_show_by_name() -> None:
+    """R20: states that hold other pages of the same owners are equal by name, and differ by number; other owners show in both."""
+
+    def forms(first: int) -> tuple[object, object]:
+        live = SmallScheduler(small_config())
+        taken = live.cache.state.alloc.alloc(first, None)
+        assert taken is not None
+        live.run([("admit", 9), ("forward", 2), ("results", 1)])
+        live.cache.free(taken)
+        names: dict[LogicalPage, tuple[int, int]] = {}
+        owner = live.cache.state.layout.owner_of_page
+        named = live.cache.canonical(page_name=lambda page: names.setdefault(page, (owner(page), len(names))))
+        return live.cache.canonical(), named
+
+    (none, none_named), (two, two_named), (one, one_named) = forms(0), forms(2), forms(1)
+    assert none_named == two_named != one_named
+    assert none != two != one

@@ -175,3 +175,31 @@ def test_a_drain_takes_as_many_rounds_as_there_are_failures() -> None:
     assert rig.state("cd") is N
     assert rig.cache.counters.drain_reductions == 3
     rig.rest()
+
+
+def test_a_forward_that_outlives_a_reset_reports_nothing_to_the_next_backup() -> None:
+    """R18, R10: a chunk that was inserted while its forward was going on is rolled back by a reset and backed up again under a new
+    generation; what its old forward still stores, and its end, are nothing to that one."""
+    rig = Rig()
+    rig.hold()
+    assert rig.begin("runs", "abcd")
+    rig.chunk("runs", 4)
+    rig.insert("runs", chunked=True)
+    outlives, rig.batch = rig.batch, rig.batch + 1
+    rig.chunk("runs", 8)
+    old = rig.node("ab").backup.key
+    rig.together(lambda side: side.cache.reset_backups())
+    assert rig.state("ab") is N
+    rig.tick()
+    new = rig.node("ab").backup
+    assert (new.node_id, new.generation > old.generation, new.state, new.number) == (old.node, True, L, 0)
+    for payload in (0, 1):
+        rig.each(lambda side, payload=payload: side.cache.layer_stored(outlives, payload, 0))  # type: ignore[misc]
+        rig.each(lambda side, payload=payload: side.cache.end_payload(outlives, payload))  # type: ignore[misc]
+    rig.each(lambda side: side.cache.end_forward(outlives))
+    assert (new.state, new.number) == (L, 0)
+    rig.forward()
+    rig.finish_all()
+    rig.settle()
+    assert rig.state("ab") is C
+    rig.rest()

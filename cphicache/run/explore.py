@@ -1,0 +1,101 @@
+"""``cphicache explore``: what the command line does with an exploration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from cphicache.explore import WORLDS, Report, World, explore
+from cphicache.explore.scenario import play, read, write
+from cphicache.run.census import take_census
+
+
+class UnknownWorld(ValueError):
+    """No world has that name."""
+
+
+def worlds_named(names: Iterable[str]) -> list[World]:
+    """The worlds of these names, all without any. Raises :class:`UnknownWorld`."""
+    chosen = list(dict.fromkeys(names)) or list(WORLDS)
+    unknown = [name for name in chosen if name not in WORLDS]
+    if unknown:
+        raise UnknownWorld(f"unknown world {unknown[0]!r}: give some of {', '.join(WORLDS)}")
+    return [WORLDS[name] for name in chosen]
+
+
+def explore_worlds(
+    worlds: Iterable[World], *, max_states: int | None, max_seconds: float | None, max_faults: int | None, console: Console
+) -> list[Report]:
+    """Explore one world after the other, with progress on ``console``. An interrupt ends the list with what was seen."""
+    reports: list[Report] = []
+    columns = (TextColumn("{task.description}"), TimeElapsedColumn(), TextColumn("{task.fields[seen]}"))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        for world in worlds:
+            task = progress.add_task(world.name, total=None, seen="")
+            bounded = world if max_faults is None else replace(world, max_faults=max_faults)
+            report = explore(
+                bounded,
+                take_census,
+                max_states=max_states,
+                max_seconds=max_seconds,
+                on_progress=lambda seen, task=task: progress.update(task, seen=_numbers(seen)),  # type: ignore[misc]
+            )
+            progress.remove_task(task)
+            reports.append(report)
+            if report.ended_by == "interrupted":
+                break
+    return reports
+
+
+def scenario_file(report: Report, folder: Path) -> tuple[Path, str]:
+    """Where the scenario of a violation belongs, and its text."""
+    if report.violation is None:
+        raise ValueError(f"world {report.world!r} has no violation to write")
+    return folder / f"explore-{report.world}.txt", write(WORLDS[report.world], report.violation, take_census)
+
+
+def replay(path: Path) -> tuple[str, bool]:
+    """Play a scenario file again. Returns its text as it is now, and whether that is the text of the file."""
+    text = path.read_text(encoding="utf-8")
+    name, happenings = read(text)
+    lines = play(worlds_named([name])[0], happenings, take_census)
+    before = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    return "\n".join(lines) + "\n", lines == before
+
+
+def as_json(reports: Iterable[Report]) -> dict[str, Any]:
+    """Reports as plain data."""
+    plain = []
+    for report in reports:
+        values = asdict(report)
+        values["violation"] = None if report.violation is None else report.violation.what
+        values["states_per_s"] = _rate(report)
+        plain.append(values)
+    return {"worlds": plain}
+
+
+def table(reports: Iterable[Report]) -> Table:
+    """Reports for people."""
+    shown = Table(box=None, pad_edge=False)
+    for column in ("world", "states", "edges", "depth", "logical", "engine calls", "seconds", "states/s", ""):
+        shown.add_column(column, justify="left" if column in ("world", "") else "right")
+    for report in reports:
+        verdict = "[red]violation[/red]" if report.violation else "exhausted" if report.complete else f"bounded: {report.ended_by}"
+        numbers = (report.states, report.edges, report.depth, report.logical, report.steps)
+        cells = [f"{number:,}" for number in numbers]
+        shown.add_row(report.world, *cells, f"{report.seconds:.1f}", f"{_rate(report):,}", verdict)
+    return shown
+
+
+def _numbers(report: Report) -> str:
+    return f"{report.states:,} states, {report.edges:,} edges, depth {report.depth}, {_rate(report):,} states/s"
+
+
+def _rate(report: Report) -> int:
+    return round(report.states / report.seconds) if report.seconds else 0

@@ -1,0 +1,72 @@
+"""The command ``cphicache explore``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from cphicache.run.failure import Failure
+
+
+@click.command("explore")
+@click.argument("worlds", nargs=-1, metavar="[WORLD]...")
+@click.option("--all", "all_worlds", is_flag=True, help="All worlds (as without any name).")
+@click.option("--list", "list_worlds", is_flag=True, help="Only say which worlds there are.")
+@click.option("--max-states", type=click.IntRange(min=1), help="Bound of a world's states.")
+@click.option("--max-seconds", type=click.FloatRange(min=0), help="Time for each world.")
+@click.option("--max-faults", type=click.IntRange(min=0), help="Failing copies in one history; without it any number.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("out"), help="Folder for scenarios.")
+@click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
+@click.option("--replay", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Play a scenario file again instead.")
+def explore_command(
+    *,
+    worlds: tuple[str, ...],
+    all_worlds: bool,
+    list_worlds: bool,
+    max_states: int | None,
+    max_seconds: float | None,
+    max_faults: int | None,
+    out: Path,
+    as_json: bool,
+    replay: Path | None,
+) -> None:
+    """Explore every order of events of small worlds on the real engine. Exit status 1 when a rule is broken anywhere."""
+    import orjson
+    from rich.console import Console
+
+    from cphicache.explore import WORLDS, ScenarioError
+    from cphicache.run import explore as exploring
+    from cphicache.run.cli import write_whole
+
+    if list_worlds:
+        for world in WORLDS.values():
+            click.echo(f"{world.name:<16} {world.about}")
+        return
+    try:
+        if replay is not None:
+            text, same = exploring.replay(replay)
+            click.echo(text, nl=False)
+            sys.exit(0 if same else 1)
+        chosen = exploring.worlds_named(() if all_worlds else worlds)
+    except (ScenarioError, exploring.UnknownWorld) as error:
+        raise Failure(str(error)) from error
+    reports = exploring.explore_worlds(
+        chosen, max_states=max_states, max_seconds=max_seconds, max_faults=max_faults, console=Console(stderr=True)
+    )
+    if as_json:
+        click.echo(orjson.dumps(exploring.as_json(reports), option=orjson.OPT_INDENT_2).decode())
+    else:
+        Console().print(exploring.table(reports))
+    broken = [report for report in reports if report.violation is not None]
+    for report in broken:
+        path, text = exploring.scenario_file(report, out)
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise Failure(f"--out {out}: cannot be made ({error.strerror or error}); give a folder that can") from error
+        write_whole(path, text.encode())
+        click.echo(f"{text}cphicache: {report.world}: a rule is broken; written to {path}", err=True)
+    interrupted = any(report.ended_by == "interrupted" for report in reports)
+    sys.exit(1 if broken else 130 if interrupted else 0)

@@ -1,0 +1,186 @@
+"""A bug in any of these places of the engine is found, with a way to it that a person can follow."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cphicache.engine.agreement import Agreement
+from cphicache.engine.backups import Backups
+from cphicache.engine.host_eviction import HostEviction
+from cphicache.engine.loadback import LoadBacks
+from cphicache.engine.records import Backup, Load
+from cphicache.explore import World
+from cphicache.explore.scenario import play, read, write
+from cphicache.lifecycle import State, Trigger
+from cphicache.run.census import take_census
+from tests.explore.worlds import CHAIN, LOAD_BACK, SPLIT, run, single, tiny, two_ranks
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def gone(owner: type, name: str) -> Plant:
+    """The method does nothing."""
+    return lambda patch: patch.setattr(owner, name, lambda self, *args, **kwargs: None)
+
+
+def instead(owner: type, name: str, method: Callable[..., Any]) -> Plant:
+    """Another method takes its place; it is given the old one first."""
+    old = getattr(owner, name)
+    return lambda patch: patch.setattr(owner, name, lambda self, *args, **kwargs: method(old, self, *args, **kwargs))
+
+
+def no_failure_in_sample(old: Any, self: Agreement) -> tuple[int, int]:
+    return old(self)[0], 2**62
+
+
+def sample_over_gaps(old: Any, self: Agreement) -> tuple[int, int]:
+    count, failed = old(self)
+    done = [number for number, operation in self._state.numbered.items() if operation.done_here]
+    return max([count, *(number + 1 for number in done)]), failed
+
+
+def roll_back_at_once(old: Any, self: Agreement, operation: Backup | Load) -> None:
+    old(self, operation)
+    if isinstance(operation, Backup) and operation.failed_here and operation.state is State.LAYERS_IN_FLIGHT:
+        self._backups.fire(operation, Trigger.AGREED_FAILED)
+
+
+def issue_when_done_here(old: Any, self: Agreement) -> None:
+    self.sample()
+    if any(operation.done_here for operation in self._state.numbered.values()):
+        old(self)
+
+
+def give_twice(old: Any, self: Backups, record: Backup) -> None:
+    need = record.need
+    old(self, record)
+    if sum(self._state.ledger.snapshot().used) >= sum(need):
+        self._state.ledger.give(need)
+
+
+def forget_retries(old: Any, self: Backups, record: Backup, reason: str, *, retry: bool = False) -> bool:
+    record.retries = 0
+    answer: bool = old(self, record, reason, retry=retry)
+    return answer
+
+
+def own_rollback_counts(old: Any, self: Backups, record: Backup) -> None:
+    old(self, record)
+    record.refused_epoch = -1
+    self._state.retried_epoch = -1
+
+
+def keep_the_slots(old: Any, self: Backups, record: Backup) -> None:
+    self._state.ledger.take(record.need)
+    old(self, record)
+
+
+def failure_overlooked(old: Any, self: LoadBacks, load: Load) -> None:
+    """A failed load-back is taken for a good one."""
+
+
+def reclaim_anything(old: Any, self: HostEviction, need: Any, may_reclaim: bool) -> Any:
+    for node in self._state.tree.nodes():
+        if node.backup.state is State.LAYERS_IN_FLIGHT and not self._state.ledger.fits(need):
+            return [(node, Trigger.RECLAIM)]
+    return old(self, need, may_reclaim)
+
+
+CHAIN_WORLD = tiny(CHAIN, outside="abort reset shutdown", insert_early=True, one_forward=False)
+ONE = tiny(outside="abort shutdown")
+
+BUGS: dict[str, tuple[Plant, World, str, int]] = {
+    "a rollback keeps the device lock": (gone(Backups, "_release_device"), ONE, "locks", 6),
+    "a rollback keeps its slots": (instead(Backups, "release", keep_the_slots), ONE, "host", 6),
+    "a rollback frees its slots twice": (instead(Backups, "release", give_twice), two_ranks("siblings-2", "abort"), "host", 6),
+    "a failed copy is not reported": (instead(Agreement, "sample", no_failure_in_sample), ONE, "commit .* to have succeeded", 6),
+    "the count goes over a gap": (
+        instead(Agreement, "sample", sample_over_gaps),
+        tiny(single("a", 1), single("b", 2)),
+        "no copy in flight once every rank has passed it",
+        8,
+    ),
+    "a rank rolls back alone": (
+        instead(Agreement, "_poll", roll_back_at_once),
+        two_ranks("siblings-2"),
+        "logical halves .* differ",
+        8,
+    ),
+    "a rank reduces alone": (instead(Agreement, "issue", issue_when_done_here), two_ranks("siblings-2"), "others not", 8),
+    "a shutdown does not drain": (gone(Agreement, "drain"), ONE, "quiet", 4),
+    "waiters sleep on": (gone(Backups, "wake"), SPLIT, "waiters", 8),
+    "a pending node is divided": (
+        lambda patch: patch.setattr("cphicache.engine.inserts.blocks_split", lambda walk, key: None),
+        SPLIT,
+        "split while pending",
+        6,
+    ),
+    "children of a committed node wait": (gone(Backups, "commit_children"), CHAIN_WORLD, "columns|no state at rest", 12),
+    "children of a lost node stay": (gone(Backups, "lose_children"), CHAIN_WORLD, "contiguity", 8),
+    "an extent does not pin its parent": (
+        lambda patch: patch.setattr(Backups, "_host_anchor", lambda self, record: None),
+        CHAIN_WORLD,
+        "holds",
+        6,
+    ),
+    "a load-back keeps its lock": (
+        lambda patch: patch.setattr("cphicache.tree.radix.RadixTree.release_host", lambda self, node, pages: None),
+        LOAD_BACK,
+        "holds",
+        12,
+    ),
+    "a failed load-back is taken for a good one": (
+        instead(LoadBacks, "failed", failure_overlooked),
+        LOAD_BACK,
+        "a load-back that failed",
+        12,
+    ),
+    "retries are not counted": (
+        lambda patch: (
+            [
+                plant(patch)
+                for plant in (instead(Backups, "reserve_stored", forget_retries), instead(Backups, "release", own_rollback_counts))
+            ]
+            and None
+        ),
+        tiny(single("a", 1)),
+        "a cycle on which nothing gets on: retry, rollback",
+        12,
+    ),
+    "slots of a pending node are taken": (
+        instead(HostEviction, "plan", reclaim_anything),
+        tiny(single("a", 1, 2), single("b", 3, 4, batch=1), config={"host_slots": 2}, one_forward=False),
+        "not committed",
+        6,
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R30, R8, R15, R20, R21: exploring the real engine finds the bug, by a short list of events that leads to it again."""
+    plant, world, what, longest = BUGS[bug]
+    plant(monkeypatch)
+    report = run(world)
+    assert report.violation is not None
+    assert re.search(what, report.violation.what), report.violation.what
+    assert len(report.violation.way) <= longest
+    text = write(world, report.violation, take_census)
+    name, happenings = read(text)
+    assert name == world.name
+    assert [happening.event for happening in happenings] == [h.event for h in (*report.violation.way, *report.violation.cycle)]
+    again = play(world, happenings, take_census)
+    assert again == [line for line in text.splitlines() if not line.startswith("#")]
+
+
+def test_without_a_bug_nothing_is_found_there() -> None:
+    """R30: the worlds in which the bugs are planted are sound themselves, as far as the bugs are deep."""
+    worlds = {id(world): world for _, world, _, _ in BUGS.values()}
+    for world in worlds.values():
+        report = run(world, max_states=300)
+        assert report.violation is None
+        assert report.states > 20

@@ -1,0 +1,119 @@
+"""Violations as texts: readable, and played again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from cphicache.engine.backups import Backups
+from cphicache.explore import WORLDS, Happening, ScenarioError, Violation
+from cphicache.explore.environment import Fate, Sample
+from cphicache.explore.scenario import play, read, write
+from cphicache.run.census import take_census
+from cphicache.run.cli import main
+from tests.explore.worlds import tiny
+
+STORY = """\
+# world tiny: made up by a test
+# violation: none, this is the happy path
+admit a
+  node 1 generation 1 RESERVED layers 0/0 pages 1 2 of a
+  free host slots 2
+store 0
+  node 1 generation 1 LAYERS_IN_FLIGHT number 0 layers 1/0 pages 1 2 of a
+  free host slots 2
+insert a
+  node 1 generation 1 LAYERS_IN_FLIGHT number 0 bound layers 1/0 pages 1 2 lock 1 hold 0
+  free host slots 2
+tick | ended
+  node 1 generation 1 LAYERS_IN_FLIGHT number 0 bound layers 1/1 pages 1 2 lock 1 hold 0
+  free host slots 2, reduction agreed=1,none
+tick
+  node 1 generation 1 COMMITTED number 0 bound agreed layers 1/1 pages 1 2 lock 0 hold 0
+  free host slots 2
+"""
+
+
+def test_a_scenario_reads_like_a_story() -> None:
+    """R13: events at the margin, answers behind bars, what follows indented; reading and writing are inverse."""
+    name, happenings = read(STORY)
+    assert name == "tiny"
+    assert happenings[3] == Happening("tick", ((Fate.ENDED,),))
+    assert write(tiny(), Violation("none, this is the happy path", tuple(happenings)), take_census) == STORY
+
+
+def test_a_reduction_is_an_answer_too() -> None:
+    """R18: what a drain round agreed on stands among the answers."""
+    _, happenings = read("# world tiny: x\nshutdown | ended agreed=1,none | agreed=1,0\n")
+    assert happenings == [Happening("shutdown", ((Fate.ENDED, Sample(1, None)), (Sample(1, 0),)))]
+    lines = play(
+        tiny(outside="shutdown"), read("# world tiny: x\nadmit a\nstore 0\nshutdown | ended agreed=1,none\n")[1], take_census
+    )
+    assert lines[-2:] == ["shutdown | ended agreed=1,none", "  free host slots 4"]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("admit a\n", "no line '# world NAME"),
+        ("# world tiny: x\ntick | perhaps\n", "answer 'perhaps'"),
+        ("# world tiny: x\ninsert a\n", "event 'insert a' cannot come here"),
+        ("# world tiny: x\nadmit a\nstore 0\ntick\n", "tick: no answer to node 1"),
+    ],
+)
+def test_a_text_that_is_no_scenario_is_refused(text: str, why: str) -> None:
+    """R35: one line that names what is wrong."""
+    with pytest.raises(ScenarioError, match=why):
+        play(tiny(), read(text)[1], take_census)
+
+
+# -- the command ------------------------------------------------------------------------------------------------------------------------
+def command(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(main, ["explore", *arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_the_command_prints_numbers() -> None:
+    """R30: states, edges and depth of each world; a bounded one says so; as JSON too."""
+    status, out, _ = command("split", "chain-1", "--max-states", "40")
+    assert status == 0
+    assert "split" in out
+    assert "bounded" in out
+    status, out, _ = command("split", "--max-states", "40", "--max-faults", "0", "--json")
+    report = json.loads(out)["worlds"][0]
+    assert status == 0
+    assert report["world"] == "split"
+    assert report["states"] > 40
+    assert report["violation"] is None
+
+
+def test_worlds_are_listed_and_named() -> None:
+    """R35: an unknown world is refused in one line that names the known ones."""
+    status, out, _ = command("--list")
+    assert status == 0
+    assert all(name in out for name in WORLDS)
+    status, _, err = command("nowhere")
+    assert status == 2
+    assert err == f"cphicache: unknown world 'nowhere': give some of {', '.join(WORLDS)}\n"
+
+
+def test_a_violation_is_written_and_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R30: exit status 1, a golden scenario in the folder, and a replay that goes the same way; with the bug mended, another."""
+    small = replace(WORLDS["split"], outside=frozenset())
+    monkeypatch.setitem(WORLDS, "split", small)
+    with monkeypatch.context() as planted:
+        planted.setattr(Backups, "_hold_device", lambda self, record: None)
+        status, _, err = command("split", "--out", str(tmp_path))
+        path = tmp_path / "explore-split.txt"
+        assert status == 1
+        assert f"written to {path}" in err
+        assert path.read_text().startswith("# world split: ")
+        assert command("--replay", str(path))[0] == 0
+    status, out, _ = command("--replay", str(path))
+    assert status == 1
+    assert out

@@ -1,0 +1,89 @@
+"""Small worlds are exhausted: every state is sound, rest is always within reach, and nothing turns for ever."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cphicache.explore import WORLDS, Report, World
+from tests.explore.worlds import CHAIN, LOAD_BACK, SPLIT, run, single, tiny, two_ranks
+
+SMALL: dict[str, tuple[World, set[str]]] = {
+    "one request": (
+        tiny(outside="abort reset shutdown evict flush", reserve_may_fail=True),
+        {"rolled_back:reset", "rolled_back:abort"},
+    ),
+    "parent and child": (
+        tiny(CHAIN, outside="abort", insert_early=True, one_forward=False),
+        {"rolled_back:parent_lost", "rolled_back:agreed_failed", "retries"},
+    ),
+    "split": (
+        replace(SPLIT, outside=frozenset(), max_faults=1),
+        {"splits", "deferred_splits", "deferrals_expired", "declined_inserts", "parked_inserts", "parked_dropped"},
+    ),
+    "load-back": (replace(LOAD_BACK, outside=frozenset({"evict"})), {"load_backs", "load_backs_failed", "device_evictions"}),
+    "host room for one": (
+        tiny(single("a", 1, 2), single("b", 3, 4), outside="evict", config={"host_slots": 2}),
+        {"host_evictions", "eviction_retries_succeeded", "refused:no_host_slots", "retries"},
+    ),
+    "two ranks": (two_ranks("chain-disjoint"), {"committed", "rolled_back:agreed_failed"}),
+    "drain rounds of two ranks": (two_ranks("write-back", "evict"), {"write_back_waits", "drain_reductions"}),
+}
+"""Worlds, and what must have happened in each, so that none is empty of what it is about."""
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_small_world_is_exhausted(name: str) -> None:
+    """R7, R8, R13, R15, R17, R18, R20, R21, R30: in every order of events all rules hold, everything can come to rest, no livelock."""
+    world, happens = SMALL[name]
+    report = run(world)
+    assert report.violation is None
+    assert report.complete
+    assert happens <= set(report.seen), f"{happens - set(report.seen)} never happened"
+    assert report.edges > report.states > report.depth > 0
+    assert 0 < report.logical <= report.states
+
+
+def numbers(report: Report) -> tuple[object, ...]:
+    return report.states, report.edges, report.depth, report.logical, report.steps, report.complete, report.violation
+
+
+def test_an_exploration_is_repeatable() -> None:
+    """R20: the same world gives the same states, edges and engine calls each time."""
+    world = SMALL["two ranks"][0]
+    assert numbers(run(world, max_states=300)) == numbers(run(world, max_states=300))
+
+
+def test_bounds_end_an_exploration() -> None:
+    """R30: an exploration that meets its bound says so and claims nothing."""
+    report = run(WORLDS["split"], max_states=50)
+    assert not report.complete
+    assert report.ended_by == "more than 50 states"
+    assert 50 < report.states < 200
+    assert run(WORLDS["split"], max_seconds=0).ended_by == "more than 0 s"
+
+
+def test_fewer_faults_reach_fewer_states() -> None:
+    """R22: the number of failing copies in a history can be bounded; without any nothing rolls back by itself."""
+    world = tiny()
+    states = [run(replace(world, max_faults=faults)).states for faults in (0, 1)]
+    assert states[0] < states[1]
+
+
+def test_every_world_begins() -> None:
+    """R30: all worlds of the command are sound as far as a few events go."""
+    for world in WORLDS.values():
+        assert run(world, max_states=60).violation is None
+
+
+def test_an_interrupt_keeps_what_was_seen() -> None:
+    """R30: an interrupted exploration reports its numbers so far."""
+
+    def interrupt(report: Report) -> None:
+        raise KeyboardInterrupt
+
+    report = run(WORLDS["chain-2"], on_progress=interrupt)
+    assert report.ended_by == "interrupted"
+    assert not report.complete
+    assert report.states >= 500
