@@ -46,7 +46,8 @@ class CacheMisuse(ValueError):
 class CpHiRadixCache:
     """Radix cache over logical device pages with an agreed, layer-by-layer host backup of every node.
 
-    A ``log`` of level ``ops`` gets every call that can change the state, with keys under ``hash_secret`` (or ``names`` of the caller's own).
+    A ``log`` of level ``ops`` gets every call that can change the state, with keys as hashes under ``hash_secret``, or as
+    ``names`` has them.
     """
 
     def __init__(

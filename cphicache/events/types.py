@@ -138,7 +138,30 @@ EVENTS: Mapping[str, Mapping[str, str]] = {
     "quarantine": {"pending": "backups that roll back", "loads": "load-backs that are given up"},
     "group_broken": {},
     ENGINE: {"config": "the engine's whole configuration"},
-    OP: {"call": "the method of the cache that was called; its arguments are the other fields (docs/events.md)"},
+    OP: {
+        "call": "the method of the cache; the other fields are its arguments",
+        "keys": "page hashes of the key (prepare, pin_host, reserve, insert_unfinished, finish)",
+        "namespace": "hash of the key's namespace; absent without one",
+        "bigram": "present and true for a bigram key",
+        "full": "prepare: the longer key, as an object of these three",
+        "row": "the request's logical pages (reserve, insert_unfinished, finish, end_request)",
+        "pages": "free: logical pages; admit: how many pages of the row the prefix has",
+        "batch": "id of the batch",
+        "start": "stores: first token",
+        "payload": "index of the payload (layer_stored, end_payload)",
+        "layer": "layer_stored: which",
+        "chunked": "insert_unfinished: more chunks follow",
+        "count": "alloc: how many pages",
+        "after": "alloc: the page that they follow, or null",
+        "tokens": "evict: how many; load_back: how many the match promised",
+        "device_node": "load_back: the node in which the device prefix ends",
+        "nodes": "load_back: the chain to be loaded, parents first",
+        "tail": "load_back: matched pages of the last of them",
+        "extend": "load_back: tokens beyond the device prefix",
+        "ticks": "pin_host: for how long",
+        "drained": "completion: see `copy_status`",
+        "failed": "completion: see `copy_status`",
+    },
     COPY_STATUS: {
         "load": "id of the load-back; absent for a backup, which has `node` and `generation`",
         "drained": "none of its copies is queued or running on this rank",
@@ -147,6 +170,9 @@ EVENTS: Mapping[str, Mapping[str, str]] = {
     GROUP_LOST: {"ranks": "which have gone", "excluded": "the others went on without this rank"},
 }
 """Fields of each event besides :data:`FIELDS`. A reader takes events and fields that it does not know for news, not for errors."""
+
+OPS_EVENTS = frozenset({"match", "insert", ENGINE, OP, COPY_STATUS, GROUP_LOST})
+"""Events that logs of level ``ops`` only have."""
 
 LOCAL_FIELDS = frozenset({"rank", "seq", "wall", "confirmed", "local"})
 """Fields whose values may differ between ranks that agree about everything."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,12 @@ class Difference:
     found: Event | None
     error: str | None = None
 
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of the fields that differ."""
+        expected, found = self.expected or {}, self.found or {}
+        return tuple(name for name in dict.fromkeys([*expected, *found]) if expected.get(name) != found.get(name))
+
     def __str__(self) -> str:
         where = f"{self.line.path}, line {self.line.number} (operation {self.at}"
         where += f", tick {self.line.event['tick']})" if "tick" in self.line.event else ")"
@@ -39,8 +45,7 @@ class Difference:
             return f"{where}: expected no further event of operation {self.at}, found {_told(self.found)}"
         if self.found is None:
             return f"{where}: expected {_told(self.expected)}, found no further event"
-        names = [*dict.fromkeys([*self.expected, *self.found])]
-        different = [name for name in names if self.expected.get(name) != self.found.get(name)]
+        different = self.fields
         if "event" in different or "trigger" in different or len(different) > 4:
             return f"{where}: expected {_told(self.expected)}, found {_told(self.found)}"
         parts = [f"{name} {self.expected.get(name)!r}, found {self.found.get(name)!r}" for name in different]
@@ -69,14 +74,21 @@ def comparable(event: Mapping[str, Any]) -> Event:
 class Execution:
     """Executes ``log``. Iterate over :meth:`steps`; ``difference`` is set when execution and log part, and nothing follows then."""
 
-    def __init__(self, log: RecordedLog, *, engine: EngineFactory = CpHiRadixCache) -> None:
+    def __init__(
+        self, log: RecordedLog, *, engine: EngineFactory = CpHiRadixCache, on_call: Callable[[Recorded], None] | None = None
+    ) -> None:
         self._log = log
+        self.on_call = on_call
         self.transfer = ReplayTransfer()
         self._reducer = RecordedReducer()
         self.player = Player(log.config, self.transfer, self._reducer, rank=log.rank, engine=engine)
         self.difference: Difference | None = None
         self.error: Exception | None = None
         """What the engine raised, if that is the difference."""
+        self.failing: Recorded | None = None
+        """The operation during which they part."""
+        self.found: list[Event] = []
+        """The engine's events of the last operation."""
         self.executed = 0
         self.events = 0
 
@@ -90,6 +102,7 @@ class Execution:
         for recorded in self._log:
             result = self._execute(recorded)
             if self.difference is not None:
+                self.failing = recorded
                 return
             self.executed += 1
             yield recorded, result
@@ -102,7 +115,9 @@ class Execution:
 
     def _execute(self, recorded: Recorded) -> Result:
         answers = recorded.answers
-        self.transfer.begin(recorded.at, answers.statuses, answers.no_slots)
+        if self.on_call is not None:
+            self.on_call(recorded)
+        self.transfer.begin(recorded.at, answers.statuses, answers.no_slots.items())
         self._reducer.coming.extend(answers.reductions)
         result = NO_RESULT
         error: Exception | None = None
@@ -113,7 +128,7 @@ class Execution:
         except Exception as raised:  # whatever a broken engine raises is what we are here to tell
             error = raised
         last = recorded.followed[-1] if recorded.followed else recorded.line
-        found = self.player.log.take()
+        found = self.found = self.player.log.take()
         self._compare(recorded.at, [recorded.line, *recorded.followed], last, found, raised=error)
         if error is not None and (self.difference is None or self.difference.found is None):
             self.error = error

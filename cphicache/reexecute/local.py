@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from cphicache.agree.port import NO_FAILURE, Excluded, GroupBroken
+from cphicache.agree.port import Excluded, GroupBroken
 from cphicache.spaces.types import LogicalPage
 from cphicache.transfer.port import CopyStatus, HostSlotsExhausted, LoadItem, OpKey
 
@@ -69,13 +69,13 @@ class ReplayTransfer:
         self._producers = 0
 
     def begin(
-        self, at: int, statuses: Iterable[tuple[Operation | Name, CopyStatus]], no_slots: Mapping[int, str] | Mapping[Name, str]
+        self, at: int, statuses: Iterable[tuple[Operation | Name, CopyStatus]], no_slots: Iterable[tuple[int | Name, str]]
     ) -> None:
         """Operation ``at`` comes next. Each time it asks for an operation's status it gets the next one of those that are given."""
         self._at, self._nth = at, 0
         for operation, status in statuses:
             self._statuses.setdefault(operation, deque()).append(status)
-        self._no_slots = {**no_slots}
+        self._no_slots = dict(no_slots)
 
     # -- backup -----------------------------------------------------------------------------------------------------------------
     def reserve(self, op: OpKey, pages: Sequence[LogicalPage]) -> None:
@@ -196,6 +196,3 @@ class RecordedReducer:
         if isinstance(answer, Lost):
             raise answer.error()
         return answer
-
-
-__all__ = ["NO_FAILURE", "NOTHING", "Answers", "Lost", "Name", "NotRecorded", "Operation", "RecordedReducer", "ReplayTransfer"]

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cphicache.agree.port import NO_FAILURE
 from cphicache.engine import CacheConfig
 from cphicache.events import EventReadError, Line, read_lines
 from cphicache.events.types import END, ENGINE, EVENTS, HEADER, LOST, OP
-from cphicache.reexecute.local import NO_FAILURE, Answers, Lost
+from cphicache.reexecute.local import Answers, Lost
 from cphicache.reexecute.player import config_of
 from cphicache.transfer.port import CopyStatus, OpKey
 
