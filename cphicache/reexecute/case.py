@@ -58,8 +58,8 @@ def run_case(
     """Play a script (:data:`~cphicache.reexecute.script.Scripted`) on a new engine; what went wrong in a line, None if nothing did.
 
     ``config``: fields of :class:`~cphicache.engine.CacheConfig`. ``expected``: the gist of the events of the last operation,
-    ``fields``: what it tells besides the usual. The engine must not raise, and after the last operation the outside checker must find nothing. Raises
-    :class:`~cphicache.reexecute.player.Unplayable` for a script that breaks the order of calls.
+    ``fields``: what it tells besides the usual. The engine must not raise, and after the last operation the outside checker must find
+    nothing. Raises :class:`~cphicache.reexecute.player.Unplayable` for a script that breaks the order of calls.
     """
     trouble = play(
         config, operations, None if expected is None else tuple(tuple(each) for each in expected), fields=fields, engine=engine

@@ -63,6 +63,9 @@ class Rows:
     def _owned(self, rid: str, row: Sequence[LogicalPage]) -> None:
         """The owner of these pages is told: two rows that end in one page of the tree may have been taken for each other."""
         self.loose.difference_update(row)
+        wrong = self._guessed.intersection(self.rows.get(rid, ())).difference(row)
+        self._guessed -= wrong
+        self.loose |= wrong
         told = self._guessed.intersection(row)
         if told:
             self._guessed -= told

@@ -14,7 +14,7 @@ from cphicache.reexecute.recorded import Recorded, RecordedLog
 from cphicache.reexecute.rows import Rows
 from cphicache.reexecute.script import Scripted, Symbols, needs
 
-MAX_TRIALS = 20_000
+MAX_TRIALS = 3_000
 """Most reduced scripts that are played; what has been found until then is good."""
 
 
