@@ -31,6 +31,8 @@ _GIST = (
     "dropped",
 )
 Gist = tuple[str, ...]
+NO_EVENT: Gist = ("no further event",)
+"""Stands for an event that does not come."""
 
 
 def gist(event: Mapping[str, Any], fields: Sequence[str] = ()) -> Gist:
@@ -57,7 +59,7 @@ def run_case(
 ) -> str | None:
     """Play a script (:data:`~cphicache.reexecute.script.Scripted`) on a new engine; what went wrong in a line, None if nothing did.
 
-    ``config``: fields of :class:`~cphicache.engine.CacheConfig`. ``expected``: the gist of the events of the last operation,
+    ``config``: fields of :class:`~cphicache.engine.CacheConfig`. ``expected``: the gist of the first events of the last operation,
     ``fields``: what it tells besides the usual. The engine must not raise, and after the last operation the outside checker must find
     nothing. Raises :class:`~cphicache.reexecute.player.Unplayable` for a script that breaks the order of calls.
     """
@@ -112,12 +114,12 @@ def error_kind(error: Exception, call: Mapping[str, Any]) -> str:
 
 
 def compare_gists(expected: tuple[Gist, ...], found: tuple[Gist, ...]) -> Trouble | None:
-    """The first event that differs."""
-    for index in range(max(len(expected), len(found))):
-        wanted = ", ".join(expected[index]) if index < len(expected) else "no further event"
-        got = ", ".join(found[index]) if index < len(found) else "no further event"
+    """The first event that differs, as far as they are expected."""
+    for index, wanted in enumerate(expected):
+        got = found[index] if index < len(found) else NO_EVENT
         if wanted != got:
-            return Trouble("differs", f"event {index} of the last operation: expected {wanted}; found {got}", found[: index + 1])
+            text = f"event {index} of the last operation: expected {', '.join(wanted)}; found {', '.join(got)}"
+            return Trouble("differs", text, (*found[:index], got))
     return None
 
 

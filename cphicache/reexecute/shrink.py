@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from cphicache.engine import CpHiRadixCache
-from cphicache.reexecute.case import Gist, Trouble, compare_gists, error_kind, examine, gist, play
+from cphicache.reexecute.case import NO_EVENT, Gist, Trouble, compare_gists, error_kind, examine, gist, play
 from cphicache.reexecute.execute import Difference, Execution
 from cphicache.reexecute.player import NO_RESULT, EngineFactory, Unplayable
 from cphicache.reexecute.recorded import Recorded, RecordedLog
@@ -24,7 +24,8 @@ class NothingFails(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A failing script. ``expected``: the gist of the last operation's events, if that is what fails."""
+    """A failing script. ``expected``: the gist of the last operation's events up to the one that
+    differs, if that is what fails."""
 
     config: dict[str, Any]
     operations: tuple[Scripted, ...]
@@ -90,6 +91,11 @@ def _trouble_of(
         if expected != found:
             break
         fields = difference.fields
+    # What comes after the difference follows from what came before, which is about to be left out.
+    same = next(
+        (at for at, (one, other) in enumerate(zip(expected, found, strict=False)) if one != other), min(len(expected), len(found))
+    )
+    expected = (*expected, NO_EVENT)[: same + 1]
     trouble = compare_gists(expected, found)
     if trouble is None:
         raise AssertionError(f"{difference}: expected its events to differ, found {found}")

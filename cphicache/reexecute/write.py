@@ -27,7 +27,8 @@ FIELDS: list[str] = {fields}
 
 def test_the_reduced_operations() -> None:
     """R37: these calls end without an error, with the expected events and in a state with which the outside checker agrees."""
-    assert run_case(CONFIG, OPERATIONS, EXPECTED, fields=FIELDS) is None
+    trouble = run_case(CONFIG, OPERATIONS, EXPECTED, fields=FIELDS)
+    assert trouble is None, trouble
 '''
 _WIDTH = 118
 

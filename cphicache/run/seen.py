@@ -66,7 +66,7 @@ def replay_command(
 def _execute(logs: Sequence[Path], *, narrowed: bool, as_json: bool, execute: bool, shrink: bool, out: Path | None) -> int:
     if narrowed or (as_json and shrink):
         raise Unusable("--execute and --shrink take whole logs: leave out --node, --request and --since, and --json with --shrink")
-    if execute == shrink or shrink == (out is None):
+    if shrink in (execute, out is None):
         raise Unusable("give either --execute, or --shrink with the file to write: -o test_case.py")
     if shrink and len(logs) != 1:
         raise Unusable(f"--shrink takes the log of one rank, and {len(logs)} were given")
