@@ -11,6 +11,7 @@ from __future__ import annotations
 from cphicache.agree.port import NO_FAILURE, Excluded, GroupBroken, Reducer
 from cphicache.engine.backups import Backups
 from cphicache.engine.loadback import LoadBacks
+from cphicache.engine.oplog import OpLog
 from cphicache.engine.records import Backup, Load, LoadState
 from cphicache.engine.state import CacheState
 from cphicache.events import EventLog
@@ -22,7 +23,14 @@ class Agreement:
     """One rank's part in the sequence."""
 
     def __init__(  # noqa: PLR0917 - the parts of one engine, wired once
-        self, state: CacheState, backups: Backups, loads: LoadBacks, transfer: TransferPort, reducer: Reducer, log: EventLog | None
+        self,
+        state: CacheState,
+        backups: Backups,
+        loads: LoadBacks,
+        transfer: TransferPort,
+        reducer: Reducer,
+        log: EventLog | None,
+        ops: OpLog | None,
     ) -> None:
         self._state = state
         self._backups = backups
@@ -30,6 +38,7 @@ class Agreement:
         self._transfer = transfer
         self._reducer = reducer
         self._log = log
+        self._ops = ops
 
     def apply_outstanding(self) -> None:
         """Wait for the reduction issued one tick ago, if there is one, and apply it."""
@@ -66,6 +75,9 @@ class Agreement:
         try:
             count, first_failed = self._reducer.wait()
         except GroupBroken as broken:
+            if self._ops is not None:
+                excluded = isinstance(broken, Excluded)
+                self._ops.note("group_lost", local=True, ranks=list(broken.ranks), excluded=excluded, reason=str(broken))
             number, operation = next(iter(self._state.numbered.items()))
             what = f"load-back {operation.load_id}" if isinstance(operation, Load) else operation.describe()
             told = broken.while_waiting_for(f"number {number} ({what})")
@@ -179,12 +191,20 @@ class Agreement:
             return
         if isinstance(operation, Load):
             status = self._transfer.load_status(operation.load_id)
+            if self._ops is not None and any(status):
+                self._tell_status(status, load=operation.load_id)
             operation.done_here = status.drained
             operation.failed_here = status.failed
         else:
             status = CopyStatus(True, True) if operation.void else self._transfer.status(operation.key)
             if status.drained or status.failed:
+                if self._ops is not None and not operation.void:
+                    self._tell_status(status, node=operation.node_id, generation=operation.generation)
                 self.completion(operation.key, status)
+
+    def _tell_status(self, status: CopyStatus, **names: int) -> None:
+        if self._ops is not None:
+            self._ops.note("copy_status", local=True, **names, drained=status.drained, failed=status.failed)
 
     @staticmethod
     def _failure_agreed(operation: Backup | Load) -> bool:

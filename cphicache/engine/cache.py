@@ -8,7 +8,9 @@ A scheduler step is: :meth:`begin_tick`; aborts; for each request :meth:`prepare
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import asdict
 from itertools import takewhile
+from typing import Any
 
 from cphicache.agree.port import Reducer
 from cphicache.engine.agreement import Agreement
@@ -23,10 +25,11 @@ from cphicache.engine.image import Image, dump_state, load_state
 from cphicache.engine.inserts import Declined, Inserted, Inserts
 from cphicache.engine.loadback import LoadBacks
 from cphicache.engine.matching import backed_prefix, blocks_split, cut_before_last, match, match_of
+from cphicache.engine.oplog import KeyedNames, KeyNames, OpLog
 from cphicache.engine.records import Backup, Batch, LoadAnswer, LoadState, Match, Parked, Refusal, Request, TickReport
 from cphicache.engine.state import CacheState, KVEvent
 from cphicache.engine.waiting import Waiting
-from cphicache.events import EventLog, Level, page_hashes
+from cphicache.events import EventLog, Level
 from cphicache.lifecycle import Input, State, Trigger
 from cphicache.spaces.types import LogicalPage
 from cphicache.transfer.port import CopyStatus, OpKey, TransferPort
@@ -41,7 +44,11 @@ class CacheMisuse(ValueError):
 
 
 class CpHiRadixCache:
-    """Radix cache over logical device pages with an agreed, layer-by-layer host backup of every node."""
+    """Radix cache over logical device pages with an agreed, layer-by-layer host backup of every node.
+
+    A ``log`` of level ``ops`` gets every call that can change the state, with keys as hashes under ``hash_secret``, or as
+    ``names`` has them.
+    """
 
     def __init__(
         self,
@@ -51,6 +58,7 @@ class CpHiRadixCache:
         log: EventLog | None = None,
         *,
         hash_secret: bytes = HASH_SECRET,
+        names: KeyNames | None = None,
     ) -> None:
         if log is not None and log.level is Level.OFF:
             log = None  # off costs one `if`
@@ -58,13 +66,14 @@ class CpHiRadixCache:
         self.state = CacheState(config)
         self._transfer = transfer
         self._log = log
-        self._ops_log = log if log is not None and log.level >= Level.OPS else None
-        self._secret = hash_secret
+        self._ops: OpLog | None = None
+        if log is not None and log.level >= Level.OPS:
+            self._ops = OpLog(log, self.state, KeyedNames(hash_secret) if names is None else names)
         self._host_eviction = HostEviction(self.state)
         self._backups = Backups(self.state, transfer, log, self._host_eviction)
         self._device_eviction = DeviceEviction(self.state, self._backups, self._drain_round, log)
         self._loads = LoadBacks(self.state, self._backups, self._device_eviction, transfer, log)
-        self._agreement = Agreement(self.state, self._backups, self._loads, transfer, reducer, log)
+        self._agreement = Agreement(self.state, self._backups, self._loads, transfer, reducer, log, self._ops)
         self._inserts = Inserts(self.state, self._backups, self._host_eviction.refresh)
         self._waiting = Waiting(self.state, self._backups, log)
         if log is not None:
@@ -78,6 +87,8 @@ class CpHiRadixCache:
                 host_slots=config.host_slots,
                 policy=config.policy.value,
             )
+        if self._ops is not None:
+            self._ops.note("engine", config=asdict(config))
 
     # -- sizes ----------------------------------------------------------------------------------------------------------------
     @property
@@ -110,6 +121,8 @@ class CpHiRadixCache:
         """
         state = self.state
         state.tick += 1
+        if self._ops is not None:
+            self._ops.call("begin_tick")
         self._agreement.apply_outstanding()
         self._loads.undo_drained()
         self._agreement.issue()
@@ -121,6 +134,10 @@ class CpHiRadixCache:
 
     def completion(self, key: OpKey, status: CopyStatus) -> None:
         """Hand a local completion in ahead of the tick's sample; one for an older generation is counted and ignored (R18)."""
+        if self._ops is not None:
+            self._ops.call(
+                "completion", local=True, node=key.node, generation=key.generation, drained=status.drained, failed=status.failed
+            )
         self._agreement.completion(key, status)
 
     # -- matching and admission -----------------------------------------------------------------------------------------------
@@ -138,6 +155,9 @@ class CpHiRadixCache:
         ``full_key``: what the request will insert, if ``key`` is shorter than that. Past ``max_deferral_ticks`` the match is cut back
         to the start of the pending node instead.
         """
+        if self._ops is not None:
+            whole: dict[str, Any] = {} if full_key is None else {"full": self._ops.key(full_key)}
+            self._ops.call("prepare", request=rid, **self._ops.key(key), **whole)
         tree = self.state.tree
         walk = tree.walk(key)
         whole_key = key if full_key is None else full_key
@@ -151,8 +171,10 @@ class CpHiRadixCache:
             if walk.partial_pages and walk.path[-1] is blocker:
                 walk = cut_before_last(walk, tree.root)
         found = match_of(self.state, walk)
-        if self._ops_log is not None:
-            self._op("match", request=rid, keys=self._hashes(key), device=len(found.device_pages), host=found.host_hit_tokens)
+        if self._ops is not None:
+            self._ops.note(
+                "match", request=rid, keys=self._ops.pages(key), device=len(found.device_pages), host=found.host_hit_tokens
+            )
         return found
 
     def _defer(self, rid: str, blocker: Node[Backup], deadline: int) -> None:
@@ -165,12 +187,24 @@ class CpHiRadixCache:
 
         ``extend_tokens``: tokens of the request beyond the device prefix.
         """
+        if self._ops is not None:
+            self._ops.call(
+                "load_back",
+                request=rid,
+                device_node=found.device_node.id,
+                nodes=[node.id for node in found.host_nodes],
+                tail=found.host_tail_pages,
+                tokens=found.host_hit_tokens,
+                extend=extend_tokens,
+            )
         return self._loads.queue(rid, found, extend_tokens)
 
     def admit(self, rid: str, node: Node[Backup], protected_pages: int) -> None:
         """The request starts: lock its prefix, which ends in ``node`` and gives the first ``protected_pages`` pages of its row."""
         if rid in self.state.requests:
             raise CacheMisuse(f"request {rid!r} is running already: end it before it is admitted again")
+        if self._ops is not None:
+            self._ops.call("admit", request=rid, node=node.id, pages=protected_pages)
         self._waiting.stop(rid)
         self.state.tree.lock(node)
         request = Request(rid, node, protected_pages, 0)
@@ -185,6 +219,8 @@ class CpHiRadixCache:
 
     def alloc(self, pages: int, after: LogicalPage | None) -> list[LogicalPage] | None:
         """Fresh device pages that continue a chain after page ``after``, evicting if needed. ``None``: not enough, nothing taken."""
+        if self._ops is not None:
+            self._ops.call("alloc", count=pages, after=after)
         found = self.state.alloc.alloc(pages, after)
         if found is None:
             self._device_eviction.evict_for_lanes(lambda: self.state.alloc.lane_shortage(pages, after))
@@ -198,6 +234,8 @@ class CpHiRadixCache:
         """
         if ticks < 1:
             raise CacheMisuse(f"pin for {ticks} ticks: give at least 1")
+        if self._ops is not None:
+            self._ops.call("pin_host", **self._ops.key(key), ticks=ticks)
         walk = self.state.tree.walk(key)
         whole = walk.path[:-1] if walk.partial_pages else walk.path
         committed = list(takewhile(lambda node: node.backup.state is State.COMMITTED, whole))
@@ -205,17 +243,23 @@ class CpHiRadixCache:
 
     def evict(self, tokens: int) -> EvictResult:
         """Free ``tokens`` device tokens, or as many as there are."""
+        if self._ops is not None:
+            self._ops.call("evict", tokens=tokens)
         return self._device_eviction.evict_tokens(tokens)
 
     # -- reservation before the forward (R12) -----------------------------------------------------------------------------------
     def batch(self, batch_id: int) -> Batch:
         """The batch of that id, begun by the first call."""
-        return self.state.batches.setdefault(batch_id, Batch(batch_id))
+        if self._ops is not None:
+            self._ops.call("batch", batch=batch_id)
+        return self._batch(batch_id)
 
     def stores(self, rid: str, batch_id: int, start_token: int) -> None:
         """The batch's forward stores (and reads) KV of a running request, from token ``start_token`` on."""
         self._running(rid)
-        self.batch(batch_id).stores[rid] = start_token // self.config.page_size
+        if self._ops is not None:
+            self._ops.call("stores", request=rid, batch=batch_id, start=start_token)
+        self._batch(batch_id).stores[rid] = start_token // self.config.page_size
 
     def reserve(self, rid: str, batch_id: int, key: RadixKey, row: Sequence[LogicalPage]) -> bool:
         """Reserve the request's new extent: ``key`` is its whole-page prefix at the end of this chunk, ``row`` its pages.
@@ -223,7 +267,9 @@ class CpHiRadixCache:
         True if host slots were reserved, or if there is nothing to reserve. Under the other policies nothing is reserved here.
         """
         request = self._running(rid)
-        batch = self.batch(batch_id)
+        if self._ops is not None:
+            self._ops.call("reserve", request=rid, batch=batch_id, **self._ops.key(key), row=list(row))
+        batch = self._batch(batch_id)
         batch.stores.setdefault(rid, max(request.protected_pages, request.ops[-1].end_page if request.ops else 0))
         if request.whole_pages is not None:
             self._refused_before_forward(rid, None, Refusal.PAYLOAD_NOT_STORED)
@@ -256,6 +302,8 @@ class CpHiRadixCache:
     # -- the forward ------------------------------------------------------------------------------------------------------------
     def start_loads(self) -> int:
         """The batch is ready: start its load-backs. Returns the producer, -1 if nothing was queued."""
+        if self._ops is not None:
+            self._ops.call("start_loads")
         return self._loads.start()
 
     def before_store(self, pages: Sequence[LogicalPage]) -> None:
@@ -280,6 +328,8 @@ class CpHiRadixCache:
         batch = self.state.batches.get(batch_id)
         if batch is None:
             return
+        if self._ops is not None:
+            self._ops.call("layer_stored", batch=batch_id, payload=payload, layer=layer)
         batch.stored_layers[payload] = batch.stored_layers.get(payload, 0) | 1 << layer
         if not batch.ops or not self.config.overlap:
             return
@@ -290,6 +340,8 @@ class CpHiRadixCache:
         batch = self.state.batches.get(batch_id)
         if batch is None:
             return
+        if self._ops is not None:
+            self._ops.call("end_payload", batch=batch_id, payload=payload)
         batch.stored_layers[payload] = (1 << self.config.payloads[payload][1]) - 1
         by_missing: dict[tuple[int, ...], list[Backup]] = {}
         for op in batch.ops:
@@ -307,6 +359,8 @@ class CpHiRadixCache:
         batch = self.state.batches.pop(batch_id, None)
         if batch is None:
             return
+        if self._ops is not None:
+            self._ops.call("end_forward", batch=batch_id)
         self._backups.forward_ended(batch.ops)
         if any(batch.stored_layers.get(index) != (1 << layers) - 1 for index, (_, layers) in enumerate(self.config.payloads)):
             for rid, start in batch.stores.items():
@@ -329,6 +383,8 @@ class CpHiRadixCache:
         ``chunked``: more chunks of its prompt follow (no hit is counted).
         """
         request = self._running(rid)
+        if self._ops is not None:
+            self._ops.call("insert_unfinished", request=rid, **self._ops.key(key), row=list(row), chunked=chunked)
         result = self._insert(request, self._whole(request, key), row, chunked=chunked)
         if isinstance(result, Declined):
             self._decline(request, result)
@@ -338,6 +394,8 @@ class CpHiRadixCache:
     def finish(self, rid: str, key: RadixKey, row: Sequence[LogicalPage]) -> bool:
         """The request has ended: insert its KV, free what is left of its row. False: the insert is parked until it can be made."""
         request = self._running(rid)
+        if self._ops is not None:
+            self._ops.call("finish", request=rid, **self._ops.key(key), row=list(row))
         key = self._whole(request, key)
         self.state.alloc.free(list(row[key.pages :]))
         result = self._insert(request, key, row, chunked=False)
@@ -353,6 +411,11 @@ class CpHiRadixCache:
 
         A request that was never admitted only stops waiting.
         """
+        if self._ops is not None:
+            self._ops.call("end_request", request=rid, row=list(row), reason=reason)
+        self._end_request(rid, row, reason)
+
+    def _end_request(self, rid: str, row: Sequence[LogicalPage], reason: str) -> None:
         self._waiting.stop(rid)
         parked = self.state.parked.pop(rid, None)
         request = self.state.requests.get(rid)
@@ -368,6 +431,8 @@ class CpHiRadixCache:
 
     def free(self, pages: Sequence[LogicalPage]) -> None:
         """Give back pages that a request allocated and did not put into its row."""
+        if self._ops is not None:
+            self._ops.call("free", pages=list(pages))
         self.state.alloc.free(list(pages))
 
     def take_events(self) -> list[KVEvent]:
@@ -379,6 +444,11 @@ class CpHiRadixCache:
     # -- reset --------------------------------------------------------------------------------------------------------------------
     def reset_backups(self) -> None:
         """Roll back everything pending and drain it (R18). Legal at any time; nodes and requests stay."""
+        if self._ops is not None:
+            self._ops.call("reset_backups")
+        self._reset_backups()
+
+    def _reset_backups(self) -> None:
         self._agreement.apply_outstanding()
         for record in sorted(self.state.pending.values(), key=lambda record: record.order):
             self._backups.fire(record, Trigger.RESET, Input(reason="reset"))
@@ -390,10 +460,12 @@ class CpHiRadixCache:
         running = [rid for rid in state.requests if rid not in state.parked]
         if running:
             raise CacheMisuse(f"flush with {len(running)} requests running ({running[0]!r}, ...): end them first")
+        if self._ops is not None:
+            self._ops.call("flush")
         for rid in list(state.parked):
             self._drop_parked(rid, "flush")
         self._waiting.unpin(everything=True)
-        self.reset_backups()
+        self._reset_backups()
         for node in reversed(list(state.tree.nodes())):
             if node.backup.state is State.COMMITTED:
                 self._backups.fire(node.backup, Trigger.RESET, Input(reason="flush"))
@@ -404,13 +476,17 @@ class CpHiRadixCache:
 
     def shutdown(self) -> None:
         """End: drop parked inserts, roll back what is pending, drain. Nodes stay as they are for inspection."""
+        if self._ops is not None:
+            self._ops.call("shutdown")
         for rid in list(self.state.parked):
             self._drop_parked(rid, "shutdown")
-        self.reset_backups()
+        self._reset_backups()
 
     def quarantine(self, reason: str) -> None:
         """Give the host tier up, as is done when the group breaks: everything pending rolls back and is drained on this rank alone, and
         from now on nothing is reserved or loaded back (refused as ``quarantined``). Legal between any two calls; idempotent."""
+        if self._ops is not None:
+            self._ops.call("quarantine", local=True, reason=reason)
         self._agreement.quarantine(reason)
         self._loads.undo_drained()
 
@@ -430,6 +506,8 @@ class CpHiRadixCache:
         From there on equal calls give equal answers. Matches and nodes that the caller still holds are void.
         """
         load_state(self.state, image)
+        if self._ops is not None:
+            self._ops.call("restore", local=True)
         self._backups.forget_queued()
         self._host_eviction.refile()
 
@@ -448,6 +526,9 @@ class CpHiRadixCache:
     # -- inner parts --------------------------------------------------------------------------------------------------------------
     def _drain_round(self) -> None:
         self._agreement.drain_round()
+
+    def _batch(self, batch_id: int) -> Batch:
+        return self.state.batches.setdefault(batch_id, Batch(batch_id))
 
     def _running(self, rid: str) -> Request:
         request = self.state.requests.get(rid)
@@ -476,8 +557,8 @@ class CpHiRadixCache:
         return key.slice(0, max(request.whole_pages, request.protected_pages))
 
     def _insert(self, request: Request, key: RadixKey, row: Sequence[LogicalPage], *, chunked: bool) -> Inserted | Declined:
-        if self._ops_log is not None:
-            self._op("insert", request=request.rid, keys=self._hashes(key), pages=list(row[: key.pages]), chunked=chunked)
+        if self._ops is not None:
+            self._ops.note("insert", request=request.rid, keys=self._ops.pages(key), pages=list(row[: key.pages]), chunked=chunked)
         result = self._inserts.insert(request, key, row, chunked=chunked)
         if isinstance(result, Inserted):
             self.state.tree.lock(result.node)
@@ -534,7 +615,7 @@ class CpHiRadixCache:
 
     def _drop_parked(self, rid: str, reason: str) -> None:
         self._waiting.give_up_parked(rid, reason)
-        self.end_request(rid, (), reason)
+        self._end_request(rid, (), reason)
 
     def _leave(self, request: Request) -> None:
         """The request is gone: its lock and what it waits for go with it."""
@@ -545,10 +626,3 @@ class CpHiRadixCache:
         for load_id in request.loads:
             self.state.loads[load_id].readers.discard(request.rid)
         del self.state.requests[request.rid]
-
-    def _hashes(self, key: RadixKey) -> list[str]:
-        return page_hashes((key.page(index) for index in range(key.pages)), self._secret)
-
-    def _op(self, name: str, **fields: object) -> None:
-        if self._ops_log is not None:
-            self._ops_log.op(self.state.tick, name, **fields)

@@ -263,9 +263,16 @@ class EventLog:
         renderer = Renderer(self._rank, self._renderer.payloads, first_seq=self.dropped)
         return [orjson.loads(renderer.render(record)) for record in self._records]
 
+    def take(self) -> list[dict[str, Any]]:
+        """Like :attr:`events`, and forgets them: each is taken once. They count as dropped then."""
+        taken = self.events
+        if self._writer is None:
+            self._records.clear()
+        return taken
+
     @property
     def dropped(self) -> int:
-        """Events that memory had no room for."""
+        """Events that memory had no room for, or that were taken."""
         return 0 if self._writer is not None else self.seq + 1 - len(self._records)
 
     @property

@@ -25,6 +25,15 @@ STEP = "step"
 CACHE = "cache"
 """Name of the event with the sizes of the cache that is about to be served."""
 
+ENGINE = "engine"
+"""Name of the event with the engine's configuration (level ``ops``)."""
+OP = "op"
+"""Name of the event of one call that may change the cache's state, written before anything that follows from it (level ``ops``)."""
+COPY_STATUS = "copy_status"
+"""Name of the event of what the local half answered when it was asked for an operation that has ended or failed (level ``ops``)."""
+GROUP_LOST = "group_lost"
+"""Name of the event of a reduction that ended with the loss of a rank (level ``ops``)."""
+
 
 class Level(IntEnum):
     """How much is recorded. Each level includes the ones below it."""
@@ -34,7 +43,7 @@ class Level(IntEnum):
     LIFECYCLE = 1
     """Every lifecycle step, and what explains it: refusals, evictions, deferrals, loads, reductions."""
     OPS = 2
-    """Also what the cache was asked: inserts and matches, as chained keyed page hashes."""
+    """Also what the cache was asked: every call that can change its state, keys as chained keyed page hashes, and what it was answered."""
 
 
 FIELDS: Mapping[str, str] = {
@@ -125,8 +134,45 @@ EVENTS: Mapping[str, Mapping[str, str]] = {
         "pages": "the request's logical pages",
         "chunked": "more chunks of the prompt follow",
     },
+    "pinned": {"nodes": "the chain whose host copies stay, parents first", "ticks": "for how long"},
+    "quarantine": {"pending": "backups that roll back", "loads": "load-backs that are given up"},
+    "group_broken": {},
+    ENGINE: {"config": "the engine's whole configuration"},
+    OP: {
+        "call": "the method of the cache; the other fields are its arguments",
+        "keys": "page hashes of the key (prepare, pin_host, reserve, insert_unfinished, finish)",
+        "namespace": "hash of the key's namespace; absent without one",
+        "bigram": "present and true for a bigram key",
+        "full": "prepare: the longer key, as an object of these three",
+        "row": "the request's logical pages (reserve, insert_unfinished, finish, end_request)",
+        "pages": "free: logical pages; admit: how many pages of the row the prefix has",
+        "batch": "id of the batch",
+        "start": "stores: first token",
+        "payload": "index of the payload (layer_stored, end_payload)",
+        "layer": "layer_stored: which",
+        "chunked": "insert_unfinished: more chunks follow",
+        "count": "alloc: how many pages",
+        "after": "alloc: the page that they follow, or null",
+        "tokens": "evict: how many; load_back: how many the match promised",
+        "device_node": "load_back: the node in which the device prefix ends",
+        "nodes": "load_back: the chain to be loaded, parents first",
+        "tail": "load_back: matched pages of the last of them",
+        "extend": "load_back: tokens beyond the device prefix",
+        "ticks": "pin_host: for how long",
+        "drained": "completion: see `copy_status`",
+        "failed": "completion: see `copy_status`",
+    },
+    COPY_STATUS: {
+        "load": "id of the load-back; absent for a backup, which has `node` and `generation`",
+        "drained": "none of its copies is queued or running on this rank",
+        "failed": "a copy of it failed on this rank",
+    },
+    GROUP_LOST: {"ranks": "which have gone", "excluded": "the others went on without this rank"},
 }
 """Fields of each event besides :data:`FIELDS`. A reader takes events and fields that it does not know for news, not for errors."""
+
+OPS_EVENTS = frozenset({"match", "insert", ENGINE, OP, COPY_STATUS, GROUP_LOST})
+"""Events that logs of level ``ops`` only have."""
 
 LOCAL_FIELDS = frozenset({"rank", "seq", "wall", "confirmed", "local"})
 """Fields whose values may differ between ranks that agree about everything."""

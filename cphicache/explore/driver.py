@@ -224,7 +224,7 @@ class Driver:
             self._requests[rid] = Progress(Phase.ENDED if done else Phase.PARKED)
             return
         row = cache.insert_unfinished(rid, key, request.row, chunked=True)
-        kept = request.row if row is None else (*row, *request.row[end:])
+        kept = request.row if row is None else (*row, *request.row[len(row) :])
         self._requests[rid] = replace(request, row=kept, inserted=request.inserted + 1)
 
     def _abort(self, rid: str) -> None:

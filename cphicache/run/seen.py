@@ -39,8 +39,24 @@ class Unusable(click.ClickException):
 @click.option("--request", help="Report on this request only, and print what the log says of it.")
 @click.option("--since", "since_tick", type=int, metavar="TICK", help="Report on what happened from this tick on.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-def replay_command(logs: Sequence[Path], node: int | None, request: str | None, since_tick: int | None, *, as_json: bool) -> None:
+@click.option("--execute", is_flag=True, help="Make the calls of the logs (level ops) on a real engine, and compare its events.")
+@click.option("--shrink", is_flag=True, help="Reduce a log that does not execute as recorded to few calls; write them to --out.")
+@click.option("-o", "--out", type=click.Path(dir_okay=False, path_type=Path), help="--shrink: the test case to write.")
+def replay_command(
+    logs: Sequence[Path],
+    node: int | None,
+    request: str | None,
+    since_tick: int | None,
+    *,
+    as_json: bool,
+    execute: bool,
+    shrink: bool,
+    out: Path | None,
+) -> None:
     """Re-step every lifecycle of event logs (one a rank, of one run) through the transition table, and compare the ranks."""
+    if execute or shrink or out is not None:
+        narrowed = node is not None or request is not None or since_tick is not None
+        sys.exit(_execute(logs, narrowed=narrowed, as_json=as_json, execute=execute, shrink=shrink, out=out))
     try:
         with _progress("replaying", logs) as on_progress:
             report = replay(logs, Filter(node, request, since_tick), on_progress=on_progress)
@@ -48,6 +64,45 @@ def replay_command(logs: Sequence[Path], node: int | None, request: str | None, 
         raise Unusable(str(error)) from error
     click.echo(json.dumps(report.as_json(), indent=2) if as_json else report.text())
     sys.exit(0 if report.is_clean else 1)
+
+
+def _execute(logs: Sequence[Path], *, narrowed: bool, as_json: bool, execute: bool, shrink: bool, out: Path | None) -> int:
+    if narrowed or (as_json and shrink):
+        raise Unusable("--execute and --shrink take whole logs: leave out --node, --request and --since, and --json with --shrink")
+    if shrink in (execute, out is None):
+        raise Unusable("give either --execute, or --shrink with the file to write: -o test_case.py")
+    if shrink and len(logs) != 1:
+        raise Unusable(f"--shrink takes the log of one rank, and {len(logs)} were given")
+
+    # the engine is needed for these two only
+    from cphicache.reexecute import Execution, NothingFails, RecordedLog, Refused, write_case
+    from cphicache.reexecute import shrink as shrink_log
+
+    told, status = [], 0
+    try:
+        for path in logs:
+            with _progress("executing", [path]) as on_progress:
+                recorded = RecordedLog(path, on_progress=on_progress)
+                if out is not None:
+                    case = shrink_log(recorded)
+                    write_case(case, out)
+                    click.echo(f"{case.text}\n{out}: {len(case.operations)} of {case.recorded} operations fail in the same way")
+                    return 0
+                execution = Execution(recorded)
+                difference = execution.run()
+            text = None if difference is None else str(difference)
+            told.append({"log": str(path), "operations": execution.executed, "events": execution.events, "difference": text})
+            status = status if difference is None else 1
+            if not as_json:
+                done = f"{path}: {execution.executed} operations executed, {execution.events} events as recorded"
+                click.echo(done if text is None else text)
+    except (Refused, NothingFails) as error:
+        raise Unusable(str(error)) from error
+    except OSError as error:
+        raise Unusable(f"{out}: cannot be written ({error.strerror or error}); give another file") from error
+    if as_json:
+        click.echo(json.dumps({"logs": told}, indent=2))
+    return status
 
 
 @click.command("trace")
