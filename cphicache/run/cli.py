@@ -37,6 +37,7 @@ from cphicache.run.doctor_command import doctor_command
 from cphicache.run.failure import Failure
 from cphicache.run.plan_command import plan_command
 from cphicache.run.seen import replay_command, trace_command
+from cphicache.run.simulate.command import simulate_command
 from cphicache.transfer.budget import HostBudgetError, memory_limits
 from cphicache.transfer.support import KV_DTYPES
 
@@ -339,6 +340,7 @@ main.add_command(plan_command)
 main.add_command(doctor_command)
 main.add_command(replay_command)
 main.add_command(trace_command)
+main.add_command(simulate_command)
 
 if __name__ == "__main__":
     main()
