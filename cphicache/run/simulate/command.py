@@ -125,15 +125,14 @@ class _Runner:
 
     def _close_canary(self) -> int:
         canary = CANARIES[self._canary or _FIRST_CANARY]
-        wanted = [(name, outcome) for name, outcome in self._failures if outcome.code == canary.code]
+        wanted = [(name, outcome) for name, outcome in self._failures if outcome.code in canary.codes]
         if wanted:
-            click.echo(f"canary {canary.name} ({canary.text}): caught at {wanted[0][0]} as {canary.code.text}")
-            return canary.code
+            click.echo(f"canary {canary.name} ({canary.text}): caught at {wanted[0][0]} as {wanted[0][1].code.text}")
+            return wanted[0][1].code
+        codes = " or ".join(code.text for code in canary.codes)
         others = "".join(f"; {name} failed as {outcome.code.text}" for name, outcome in self._failures)
-        click.echo(
-            f"cphicache: canary {canary.name} ({canary.text}): NOT caught as {canary.code.text} by {self._worlds} worlds{others}",
-            err=True,
-        )
+        said = f"canary {canary.name} ({canary.text}): NOT caught as {codes} by {self._worlds} worlds{others}"
+        click.echo(f"cphicache: {said}", err=True)
         return Code.CANARY_MISSED
 
     def _note(self, name: str, outcome: Outcome) -> None:

@@ -16,6 +16,7 @@ from cphicache.agree.port import GroupBroken
 from cphicache.check.conservation import InvariantBroken, check_quiet, require
 from cphicache.run.config import RunConfig
 from cphicache.run.jobs import load_requests
+from cphicache.run.model import Mismatch
 from cphicache.run.report import summarize
 from cphicache.run.scheduler import NoProgress, Scheduler
 from cphicache.run.simulate.drawn import Action, DrawnWorld, Fault
@@ -69,7 +70,6 @@ class FailedLoads:
     """
 
     def __init__(self, world: RankWorld, faults: PhasedFaults) -> None:
-        self._rank = world.rank
         self._verdict = world.verdict
         self._faults = faults
         self._nodes: dict[int, set[int]] = {}
@@ -89,11 +89,14 @@ class FailedLoads:
         for name, listener in (("queue_load", queued), ("split_node", split)):
             setattr(transfer, name, listener)
 
+    def explains(self, mismatch: Mismatch) -> bool:
+        """Was that read of a node whose load-back failed here?"""
+        failed = [call.job for call in self._faults.fired if call.direction == "h2d"]
+        return any(isinstance(load, int) and mismatch.node in self._nodes.get(load, ()) for load in failed)
+
     def unexplained(self) -> list[str]:
         """Wrong reads that no failed load-back explains."""
-        failed = {call.job for call in self._faults.fired if call.direction == "h2d"}
-        excused = {node for load in failed if isinstance(load, int) for node in self._nodes.get(load, ())}
-        return [mismatch.describe() for mismatch in self._verdict.evidence if mismatch.node not in excused]
+        return [mismatch.describe() for mismatch in self._verdict.evidence if not self.explains(mismatch)]
 
 
 class _Watcher:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from cphicache.run.simulate.outcome import Code
@@ -13,32 +14,33 @@ from cphicache.transfer.streams.port import Event, Stream, Streams
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """A bug, and what it must be caught as."""
+    """A bug, and what it must be caught as: one of ``codes``, whichever a seed meets first."""
 
     name: str
     text: str
-    code: Code
+    codes: tuple[Code, ...]
 
 
 CANARIES: Mapping[str, Canary] = {
     canary.name: canary
     for canary in (
-        Canary("early-release", "host slots are given back before their copies have ended", Code.WRONG_BYTES),
-        Canary("lost-wait", "copies do not wait for the layer to be stored", Code.WRONG_BYTES),
-        Canary("lost-page", "a request that ends early gives back all pages but one", Code.BROKEN_INVARIANT),
-        Canary("never-drained", "no copy is ever seen to end", Code.NO_PROGRESS),
-        Canary("crash", "the fourth match raises LookupError", Code.CRASH),
+        Canary(
+            "early-release", "host slots are given back before their copies have ended", (Code.WRONG_BYTES, Code.BROKEN_INVARIANT)
+        ),
+        Canary("lost-wait", "copies do not wait for the layer to be stored", (Code.WRONG_BYTES,)),
+        Canary("lost-page", "a request that ends early gives back all pages but one", (Code.BROKEN_INVARIANT,)),
+        Canary("never-admitted", "from the fourth match on every request is deferred for ever", (Code.NO_PROGRESS,)),
+        Canary("crash", "the fourth match raises LookupError", (Code.CRASH,)),
     )
 }
 
 
 class ShapedStreams:
     """Streams whose copies take ``slowness`` times as long (the model computes as fast as ever), with a bug if one is planted: waits
-    for ``lost`` are forgotten by ``Stream.wait``, and ``query`` answers them with ``answer``."""
+    for ``lost`` are forgotten by ``Stream.wait``, and ``query`` says that what they wait for has ended."""
 
-    def __init__(self, inner: Streams, slowness: float, lost: Wait | None = None, *, answer: bool = True) -> None:
+    def __init__(self, inner: Streams, slowness: float, lost: Wait | None = None) -> None:
         self._inner = inner
-        self._answer = answer
         self._wrapped: dict[str, _ShapedStream] = {}
         self.slowness = slowness
         self.lost = lost
@@ -51,7 +53,7 @@ class ShapedStreams:
 
     def query(self, event: Event, why: Wait) -> bool:
         """See :class:`~cphicache.transfer.streams.port.Streams`."""
-        return self._answer if why is self.lost else self._inner.query(event, why)
+        return why is self.lost or self._inner.query(event, why)
 
     def synchronize(self, event: Event) -> None:
         """See :class:`~cphicache.transfer.streams.port.Streams`."""
@@ -99,8 +101,6 @@ def shape_streams(streams: Streams, slowness: float, canary: Canary | None) -> S
             return ShapedStreams(streams, slowness, Wait.DRAIN_TO_FREE)
         case "lost-wait":
             return ShapedStreams(streams, slowness, Wait.STORE_TO_COPY)
-        case "never-drained":
-            return ShapedStreams(streams, slowness, Wait.DRAIN_TO_FREE, answer=False)
     return ShapedStreams(streams, slowness)
 
 
@@ -114,13 +114,14 @@ def plant_in_cache(canary: Canary | None, cache: Any) -> None:
                 end_request(rid, list(row)[:-1], reason)
 
             cache.end_request = leaking
-        case "crash":
-            prepare, calls = cache.prepare, [0]
+        case "crash" | "never-admitted" as name:
+            prepare, calls = cache.prepare, count()
 
-            def crashing(*arguments: Any) -> Any:
-                calls[0] += 1
-                if calls[0] == 4:
+            def failing(*arguments: Any) -> Any:
+                if next(calls) < 3:
+                    return prepare(*arguments)
+                if name == "crash":
                     raise LookupError("planted")
-                return prepare(*arguments)
+                return None
 
-            cache.prepare = crashing
+            cache.prepare = failing
