@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from cphicache.run.simulate.drawn import DrawnWorld
+import pytest
+
+from cphicache.run.simulate.drawn import DrawnWorld, draw
 from cphicache.run.simulate.judge import simulate
 from cphicache.run.simulate.outcome import Code
 
@@ -41,3 +43,10 @@ def test_a_request_is_served_although_the_node_that_it_matches_in_part_fills_the
     outcome = simulate(LOCKED_WHOLE)
     assert outcome.code is Code.FINE, outcome.text
     assert outcome.seen["requests"] == 9
+
+
+@pytest.mark.parametrize("seed", [943, 993])
+def test_a_forward_waits_for_the_load_backs_of_a_request_that_was_aborted_inside_it(seed: int) -> None:
+    """R25: the batch reads a loading node to the end of its forward, so it waits for every layer, the reader's abort notwithstanding."""
+    outcome = simulate(draw(seed))
+    assert outcome.code is Code.FINE, outcome.text
