@@ -29,7 +29,7 @@ from cphicache.transfer.streams.port import Streams
 from cphicache.transfer.streams.threads import ThreadStreams
 from cphicache.transfer.streams.virtual import VirtualStreams
 
-MOST_TICKS = 6_000
+MOST_TICKS = 12_000
 """A world that is not done by then makes no progress. Most take below 100 ticks; long tails of slow copies take some thousand."""
 DEFAULT_WALL_S = 60.0
 _MOST_EVIDENCE = 1_000_000
