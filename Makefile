@@ -13,10 +13,13 @@ STAMP := $(VENV)/.set-up
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
 .DEFAULT_GOAL := help
-.PHONY: run test test-ranks test-gpu check diagrams explore soak clean help
+.PHONY: run test test-ranks test-gpu check diagrams explore simulate soak clean help
 
 run: $(STAMP)  ## serve a trace, back up and restore it, verify every byte   (ARGS="--cp-size 4 ...")
 	@$(BIN)/cphicache run $(ARGS)
+
+simulate: $(STAMP)  ## run the worlds of seeds 1..1000 on the classes that serve, with faults, checked from outside   (minutes; ARGS)
+	@$(BIN)/cphicache simulate --seeds 1..1000 --jobs 2 $(ARGS)
 
 test: $(STAMP)  ## run the tests   (ARGS="-k ledger ...")
 	@$(BIN)/python -m pytest -n 2 -m "not soak" $(ARGS)

@@ -29,6 +29,12 @@ MUST_NOT_AFTER_ALL = (
     "cphicache.run.failure",
     "cphicache.run.plan",
     "cphicache.run.plan_command",
+    "cphicache.run.simulate.command",
+    "cphicache.run.simulate.drawn",
+    "cphicache.run.simulate.outcome",
+    "cphicache.run.simulate.planted",
+    "cphicache.run.simulate.shrink",
+    "cphicache.run.simulate.workers",
     "cphicache.run.tabulate",
     "cphicache.run.trace",
 )

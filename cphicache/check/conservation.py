@@ -90,7 +90,7 @@ def check(census: Census) -> list[Finding]:
 
 
 def check_quiet(census: Census) -> list[Finding]:
-    """:meth:`check`, and that nothing is left of any request, backup or load-back but committed host copies."""
+    """:meth:`check`, and that nothing is left of any request, backup or load-back but committed host copies and pins."""
     findings = check(census)
     left: list[tuple[str, object, int | None]] = [
         ("no pending backup", [(op.node, op.state.value) for op in census.operations], None),
@@ -102,7 +102,8 @@ def check_quiet(census: Census) -> list[Finding]:
         ("no reduction outstanding", census.outstanding, None),
         ("no open batch", census.open_batches, None),
         *(("lock_ref 0", node.lock_ref, node.id) for node in census.nodes),
-        *(("host_ref 0", node.host_ref, node.id) for node in census.nodes),
+        # Pins end by themselves, at a tick that may be far off; :func:`check_holds` has compared host_ref with them.
+        *(("host_ref 0", node.host_ref, node.id) for node in census.nodes if not census.pins),
     ]
     used = [0] * census.cp_size
     for node in census.nodes:

@@ -318,7 +318,10 @@ class CpHiRadixCache:
         producers: set[int | None] = set()
         for rid in batch.stores:
             request = self.state.requests.get(rid)
-            if request is not None and request.loads:
+            if request is None:
+                # It ended inside this forward, which reads its prefix to the end all the same: any load-back may be one of its own.
+                producers.update(load.producer for load in self.state.loads.values())
+            elif request.loads:
                 producers.update(self.state.loads[load].producer for load in request.loads)
         for producer in sorted(p for p in producers if p is not None):
             self._transfer.wait_layer(producer, payload, layer)

@@ -38,6 +38,7 @@ from cphicache.run.explore_command import explore_command
 from cphicache.run.failure import Failure
 from cphicache.run.plan_command import plan_command
 from cphicache.run.seen import diagram_command, replay_command, report_command, trace_command
+from cphicache.run.simulate.command import simulate_command
 from cphicache.transfer.budget import HostBudgetError, memory_limits
 from cphicache.transfer.support import KV_DTYPES
 
@@ -343,6 +344,7 @@ main.add_command(report_command)
 main.add_command(diagram_command)
 main.add_command(trace_command)
 main.add_command(explore_command)
+main.add_command(simulate_command)
 
 if __name__ == "__main__":
     main()

@@ -76,6 +76,8 @@ class Verdict:
     mismatches: int = 0
     bytes_checked: int = 0
     evidence: list[Mismatch] = field(default_factory=list)
+    kept: int = MISMATCHES_KEPT
+    """Most entries of ``evidence``; later mismatches are only counted."""
 
 
 class _Rows(NamedTuple):
@@ -170,7 +172,7 @@ class ReferenceModel:
                 if difference is None:
                     continue
                 self._verdict.mismatches += 1
-                if len(self._verdict.evidence) < MISMATCHES_KEPT:
+                if len(self._verdict.evidence) < self._verdict.kept:
                     row, byte = difference
                     segment, position = segments[int(rows.segments[row])], int(rows.positions[row])
                     page = position // self._layout.page_size

@@ -231,7 +231,7 @@ class Scheduler:
             )
             if found is None:
                 continue
-            planned = self._start(job, found, decoding)
+            planned = self._start(job, found, decoding) or self._start_without_part(job, found, decoding)
             if planned is None:
                 if not self._running:
                     continue  # another may fit, and this one will when pending backups let go of their pages
@@ -280,6 +280,15 @@ class Scheduler:
         job.check_to = job.stored if self._is_checked(job) else 0
         job.nodes = self._nodes_of(job)
         return _Pass(job, job.stored, end, prefill=True)
+
+    def _start_without_part(self, job: Job, found: Match, decoding: int) -> _Pass | None:
+        """The lock of a node that is matched in part holds all of it (R24). When nothing runs or is in flight, and those pages are what
+        is missing, they never come free while the request insists on its match: compute that part again instead."""
+        if self._running or self._cache.state.numbered or not found.walk.partial_pages:
+            return None
+        whole_pages = found.walk.matched_pages - found.walk.partial_pages
+        whole = self._cache.match_prefix(self._cache.key(job.tokens[: whole_pages * self._config.page_size]))
+        return self._start(job, whole, decoding)
 
     def _is_checked(self, job: Job) -> bool:
         return self._config.verify == "all" or (self._config.verify == "sample" and int(job.rid[1:]) % 8 == 0)

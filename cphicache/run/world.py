@@ -8,12 +8,11 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
 
 from cphicache.agree.digests import DigestCheck, LocalBoard
 from cphicache.agree.local import InProcessGroup, SingleReducer
 from cphicache.agree.port import Excluded, GroupBroken, Reducer
-from cphicache.check.conservation import InvariantBroken, check_quiet, require
+from cphicache.check.conservation import Census, InvariantBroken, check_quiet, require
 from cphicache.check.reference import ReferenceKV
 from cphicache.engine import CacheConfig, Counters, CpHiRadixCache, StateDigest, WriteBackShort, WritePolicy
 from cphicache.events import EventLog, EventLogError, Level
@@ -167,6 +166,7 @@ class RankWorld:
         self.reducer = CountingReducer(reducer)
         self._on_tick = on_tick
         self._observe: Callable[[], None] | None = None
+        self._watch: Callable[[Scheduler], None] | None = None
         self._digests = digests
         self._digest_ticks = config.check_ranks
         self._digested_tick = 0
@@ -219,7 +219,7 @@ class RankWorld:
             except GroupBroken as broken:
                 self._wind_down(broken)
                 raise
-            self._leaks = len(check_quiet(self._census()))
+            self._leaks = len(check_quiet(self.census()))
             if self._digests is not None:
                 self._digests.finish()
         finally:
@@ -237,7 +237,7 @@ class RankWorld:
             self._gone = gone_text(self.cache, broken.ranks)
         self.cache.quarantine(self._broken)
         self.scheduler.abandon("group_broken")
-        self._leaks = len(check_quiet(self._census()))
+        self._leaks = len(check_quiet(self.census()))
         if self._digests is not None:
             self._digests.finish()
 
@@ -262,7 +262,7 @@ class RankWorld:
 
     def _after_tick(self, scheduler: Scheduler) -> None:
         if scheduler.tick % CHECK_TICKS == 0:
-            require(self._census())
+            require(self.census())
             self.checks += 1
         # The last call of a run comes with the tick of the one before it.
         if self._digests is not None and scheduler.tick % self._digest_ticks == 0 and scheduler.tick > self._digested_tick:
@@ -272,6 +272,12 @@ class RankWorld:
             self._on_tick(scheduler)
         if self._observe is not None:
             self._observe()
+        if self._watch is not None:
+            self._watch(scheduler)
+
+    def watch_with(self, on_tick: Callable[[Scheduler], None]) -> None:
+        """Let ``on_tick`` hear of this rank's ticks, in its thread and after everything else. What it raises ends the rank."""
+        self._watch = on_tick
 
     def observe_with(self, metrics: CacheMetrics, token_bytes: int) -> None:
         """Let ``metrics`` watch this rank."""
@@ -285,7 +291,8 @@ class RankWorld:
         )
         self._observe = partial(metrics.tick, self.rank)
 
-    def _census(self) -> Any:
+    def census(self) -> Census:
+        """What the outside checker looks at, between any two calls of the engine."""
         return take_census(self.cache, self.scheduler.rows, self.transfer.free_slots(), self.owner)
 
 
@@ -298,11 +305,13 @@ def run_world(
     streams: StreamsFactory = make_streams,
     faults: Mapping[int, CopyFaults] | None = None,
     metrics: CacheMetrics | None = None,
+    on_world: Callable[[RankWorld], None] | None = None,
 ) -> list[RankResult]:
     """Run all ranks to the end and return their results in rank order.
 
-    ``on_done`` and ``on_tick`` hear of rank 0 only; ``metrics`` watches all ranks. Raises :class:`RunFailed` with the first
-    error of any rank. An interrupt ends every rank after its tick, and is raised when all have ended: their logs are whole lines.
+    ``on_done`` and ``on_tick`` hear of rank 0 only; ``metrics`` watches all ranks, and ``on_world`` is given each rank's world in its own
+    thread before it runs. Raises :class:`RunFailed` with the first error of any rank. An interrupt ends every rank after its tick, and
+    is raised when all have ended: their logs are whole lines.
     """
     config = sized_for(config, requests)
     group = InProcessGroup(config.cp_size, config.rank_timeout_s)
@@ -334,6 +343,8 @@ def run_world(
             )
             if metrics is not None:
                 world.observe_with(metrics, sum(kv_shape(config, n).token_bytes for _, n in cache_config(config).payloads))
+            if on_world is not None:
+                on_world(world)
             results[rank] = world.run()
         except BaseException as error:  # whatever ends a rank must end the others too, and is raised below
             errors.append((rank, error))
