@@ -12,7 +12,7 @@ STAMP := $(VENV)/.set-up
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
 .DEFAULT_GOAL := help
-.PHONY: run test test-ranks test-gpu check diagrams soak clean help
+.PHONY: run test test-ranks test-gpu check diagrams bench soak clean help
 
 run: $(STAMP)  ## serve a trace, back up and restore it, verify every byte   (ARGS="--cp-size 4 ...")
 	@$(BIN)/cphicache run $(ARGS)
@@ -35,6 +35,9 @@ check: $(STAMP)  ## format, lint, types, import rules, generated files
 
 diagrams: $(STAMP)  ## write fsm_diagrams/ and the generated parts of README and docs   (needs graphviz)
 	@$(BIN)/python -m cphicache.run.diagrams
+
+bench: $(STAMP)  ## measure ratios and put them into docs/performance.md   (minutes; ARGS="d2h --rounds 3")
+	@$(BIN)/cphicache bench --docs docs/performance.md $(ARGS)
 
 soak: $(STAMP)  ## run the whole acceptance table   (long; ARGS as of tests/soak.py)
 	@$(BIN)/python tests/soak.py $(ARGS)

@@ -80,6 +80,10 @@ class LifecycleMachine(Generic[R]):
             callback(record, port, given)
         return None
 
+    def stock_trigger(self, trigger: Trigger) -> Callable[..., bool]:
+        """The package's own step for a trigger, called with (record, input): what steps are measured against. KeyError for none."""
+        return self._fire[trigger]
+
     def _fire_stock(self, record: R, trigger: Trigger, given: Input) -> str | None:
         for row in self._answers.get((record.state, trigger), ()):
             if all(self._holds(name, record, given) for name in row.when):
