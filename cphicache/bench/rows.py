@@ -6,6 +6,7 @@ from cphicache.bench.copy_rows import PAGE_SIZE, RUN_TOKENS, backup_of_layer
 from cphicache.bench.engine_rows import copied_bytes, layer_cost, notification, virtual_overlap
 from cphicache.bench.harness import Bench, Target
 from cphicache.bench.lifecycle_rows import event_record, live_memory, record_growth, share_of_copy, stepping, whole_table
+from cphicache.bench.peer_rows import evict_one, insert_shared, match_chain
 from cphicache.bench.tree_rows import growth
 
 _SCATTERED, _COALESCED, _PAGE_FIRST = (Target("higher", *bounds) for bounds in ((0.5, 0.7), (0.8, 0.9), (0.4, 0.6)))
@@ -61,6 +62,24 @@ BENCHES: tuple[Bench, ...] = (
             ("scattered", f"random pages of {PAGE_SIZE}", PAGE_SIZE, _SCATTERED),
             ("coalesced", f"random runs of {RUN_TOKENS}", RUN_TOKENS, _COALESCED),
         )
+    ),
+    Bench(
+        "sglang-evict",
+        "evicting one of 100,000 leaves: SGLang's RadixCache over ours",
+        Target("higher", 100, 1000),
+        evict_one,
+    ),
+    Bench(
+        "sglang-match",
+        "matching 32,768 tokens in 512 nodes: SGLang's RadixCache over ours",
+        Target("higher", 2, 10),
+        match_chain,
+    ),
+    Bench(
+        "sglang-insert",
+        "inserting 320 tokens, 256 of them shared, at 100,000 leaves: SGLang's RadixCache over ours",
+        Target("higher", 1, 2),
+        insert_shared,
     ),
     Bench("evict-growth", "evicting a leaf, 1,000 to 1,000,000 leaves: exponent of growth", None, growth("evict")),
     Bench("match-growth", "matching a prefix and a leaf, 1,000 to 1,000,000 leaves: exponent of growth", None, growth("match")),

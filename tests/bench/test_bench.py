@@ -46,8 +46,12 @@ def _threads_as_before() -> Any:
 
 @pytest.mark.parametrize("bench", BENCHES, ids=lambda bench: bench.name)
 def test_every_row_can_be_measured(bench: Bench) -> None:
-    """R1: each row runs at a tiny size and gives an ordered spread, a unit, and details that JSON knows."""
-    measured = bench.measure(TINY)
+    """R1: each row runs at a tiny size and gives an ordered spread, a unit, and details that JSON knows; or it says how to get what it
+    is set against."""
+    try:
+        measured = bench.measure(TINY)
+    except PeerMissing as missing:
+        pytest.skip(str(missing))
     value = measured.value
     assert value.low <= value.median <= value.high
     assert measured.unit in {"x", "us", "bytes", "exponent"}
