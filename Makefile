@@ -13,7 +13,7 @@ STAMP := $(VENV)/.set-up
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
 .DEFAULT_GOAL := help
-.PHONY: run test test-ranks test-gpu check diagrams explore simulate soak clean help
+.PHONY: run test test-ranks test-gpu check diagrams explore simulate bench bench-peer soak clean help
 
 run: $(STAMP)  ## serve a trace, back up and restore it, verify every byte   (ARGS="--cp-size 4 ...")
 	@$(BIN)/cphicache run $(ARGS)
@@ -43,11 +43,17 @@ diagrams: $(STAMP)  ## write fsm_diagrams/ and the generated parts of README and
 explore: $(STAMP)  ## try every order of events of all small worlds   (EXPLORE_S=3600: time for each; ARGS="split --max-faults 1")
 	@$(BIN)/cphicache explore --max-seconds $(EXPLORE_S) $(ARGS)
 
+bench: $(STAMP)  ## measure ratios and put them into docs/performance.md   (minutes; ARGS="d2h --rounds 3")
+	@$(BIN)/cphicache bench --docs docs/performance.md $(ARGS)
+
+bench-peer: .venv-peer/.set-up  ## the same, with the rows against SGLang's own radix cache   (its wheel only, in .venv-peer)
+	@.venv-peer/bin/python -m cphicache.run.cli bench --docs docs/performance.md $(ARGS)
+
 soak: $(STAMP)  ## run the whole acceptance table   (long; ARGS as of tests/soak.py)
 	@$(BIN)/python tests/soak.py $(ARGS)
 
 clean:  ## remove .venv and everything else that can be made again
-	@rm -rf $(VENV) build dist out ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf $(VENV) .venv-peer build dist out ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	@find cphicache tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help:  ## say what there is to make
@@ -62,4 +68,13 @@ $(STAMP): pyproject.toml
 	    || { echo "error: $(PYTHON) cannot make a virtual environment: install its venv module (apt install python3-venv)" >&2; exit 2; }
 	@$(PIP) $(TORCH)
 	@$(PIP) -e '.[dev]'
+	@touch $@
+
+# SGLang's wheel without what it depends on: the rows import its radix cache alone (cphicache/bench/peer.py).
+.venv-peer/.set-up: pyproject.toml
+	@echo "setting up .venv-peer (once, some minutes)"
+	@$(PYTHON) -m venv .venv-peer
+	@.venv-peer/bin/python -m pip --disable-pip-version-check install -qq $(TORCH)
+	@.venv-peer/bin/python -m pip --disable-pip-version-check install -qq -e .
+	@.venv-peer/bin/python -m pip --disable-pip-version-check install -qq --no-deps sglang==0.5.20
 	@touch $@

@@ -57,7 +57,7 @@ class Backups:
     def fire(self, record: Backup, trigger: Trigger, given: Input = NO_INPUT) -> str | None:
         """Take a step and all steps that follow from it. Returns the name of a stale no-op, ``None`` if an edge was taken."""
         stale = self._step(record, trigger, given)
-        if not self._depth:
+        if self._follow and not self._depth:
             self._depth += 1
             try:
                 while self._follow:
@@ -68,14 +68,20 @@ class Backups:
         return stale
 
     def _step(self, record: Backup, trigger: Trigger, given: Input) -> str | None:
-        before, generation, number = record.state, record.generation, record.number
-        locks = 0 if record.node is None else record.node.lock_ref
+        if self._log is not None:
+            return self._logged_step(record, trigger, given, self._log)
+        return self._counted_step(record, trigger, given)
+
+    def _counted_step(self, record: Backup, trigger: Trigger, given: Input) -> str | None:
+        before = record.state
         self._depth += 1
         try:
             stale = self._machine.fire(record, trigger, given)
         finally:
             self._depth -= 1
         self._steps += 1
+        if stale is None and record.state is before and trigger is not Trigger.RESERVE_RETRY:
+            return None  # the usual step, a layer's, changes no counter
         counters = self._state.counters
         if stale is not None:
             counters.stale[stale] += 1
@@ -86,28 +92,33 @@ class Backups:
                 counters.eviction_retries_succeeded += 1
             else:
                 counters.eviction_retries_failed += 1
-        if self._log is not None:
-            node = record.node
-            self._log.record_step(
-                self._state.tick,
-                record.node_id,
-                record.generation or generation,
-                trigger,
-                before,
-                record.state,
-                stale,
-                number if record.number is None else record.number,
-                record.bound,
-                record.agreed,
-                tuple(record.submitted),
-                tuple(record.confirmed),
-                self._state.no_need if record.state is N else record.need,  # before it is reserved: what it would take
-                record.wasted_need,
-                self._state.ledger.used,
-                0 if node is None else node.lock_ref - locks,
-                given.reason,
-                self._details(record, trigger, given) if trigger in DETAILED else (),
-            )
+        return stale
+
+    def _logged_step(self, record: Backup, trigger: Trigger, given: Input, log: EventLog) -> str | None:
+        before, generation, number = record.state, record.generation, record.number
+        locks = 0 if record.node is None else record.node.lock_ref
+        stale = self._counted_step(record, trigger, given)
+        node = record.node
+        log.record_step(
+            self._state.tick,
+            record.node_id,
+            record.generation or generation,
+            trigger,
+            before,
+            record.state,
+            stale,
+            number if record.number is None else record.number,
+            record.bound,
+            record.agreed,
+            tuple(record.submitted),
+            tuple(record.confirmed),
+            self._state.no_need if record.state is N else record.need,  # before it is reserved: what it would take
+            record.wasted_need,
+            self._state.ledger.used,
+            0 if node is None else node.lock_ref - locks,
+            given.reason,
+            self._details(record, trigger, given) if trigger in DETAILED else (),
+        )
         return stale
 
     def _details(self, record: Backup, trigger: Trigger, given: Input) -> Extra:
@@ -174,9 +185,11 @@ class Backups:
 
     def layers_stored(self, records: Iterable[Backup], payload: int, layers: Sequence[int]) -> None:
         """These layers' stores have been issued: submit their copies, one submission a layer for all records."""
+        given = Input(payload=payload, layers=layers)
+        step = self._counted_step if self._log is None else self._step
         for record in records:
             if record.state is R or record.state is L:
-                self.fire(record, Trigger.LAYER_STORED, Input(payload=payload, layers=layers))
+                step(record, Trigger.LAYER_STORED, given)  # nothing follows from it
         copying, self._copying = self._copying, []
         if copying:
             self._transfer.submit_layers([record.key for record in copying if not record.void], self._names[payload], layers)

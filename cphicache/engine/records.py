@@ -37,6 +37,7 @@ class Backup(BackupRecord):
     """
 
     __slots__ = (
+        "_key",
         "done_here",
         "heirs",
         "hold",
@@ -79,11 +80,14 @@ class Backup(BackupRecord):
         self.stored_tick = -1
         self.done_here = False
         self.void = False
+        self._key = OpKey(node_id, 0)
 
     @property
     def key(self) -> OpKey:
         """Identity of the operation towards the local half."""
-        return OpKey(self.node_id, self.generation)
+        if self._key.generation != self.generation:  # asked once a layer
+            self._key = OpKey(self.node_id, self.generation)
+        return self._key
 
     @property
     def end_page(self) -> int:

@@ -14,13 +14,6 @@ Guard = Callable[[BackupRecord, Port, Input], bool]
 Callback = Callable[[BackupRecord, Port, Input], None]
 
 
-def _mask(layers: Any) -> int:
-    mask = 0
-    for layer in layers:
-        mask |= 1 << layer
-    return mask
-
-
 def _complete(record: BackupRecord, port: Port, given: Input) -> bool:
     return all(mask == (1 << port.layers_of(i)) - 1 for i, mask in enumerate(record.submitted))
 
@@ -29,7 +22,7 @@ GUARDS: dict[str, Guard] = {
     "bound": lambda record, port, given: record.bound,
     "numbered": lambda record, port, given: record.number is not None,
     "agreed": lambda record, port, given: record.agreed,
-    "new_layers": lambda record, port, given: bool(_mask(given.layers) & ~record.submitted[given.payload]),
+    "new_layers": lambda record, port, given: given.layers_mask & ~record.submitted[given.payload] != 0,
     "complete": _complete,
     "fit": lambda record, port, given: port.fit(record),
     "room": lambda record, port, given: port.room(record),
@@ -44,7 +37,7 @@ def _count_hit(record: BackupRecord, port: Port, given: Input) -> None:
 
 
 def _copy_layers(record: BackupRecord, port: Port, given: Input) -> None:
-    submitted, reported = record.submitted[given.payload], _mask(given.layers)
+    submitted, reported = record.submitted[given.payload], given.layers_mask
     if submitted & reported:  # a layer is copied once, also when it is reported again together with new ones
         given = replace(given, layers=tuple(layer for layer in given.layers if not submitted >> layer & 1))
     port.copy_layers(record, given)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cphicache.lifecycle.table import State
 
@@ -24,6 +24,15 @@ class Input:
     """The request that asks (split_wanted)."""
     target: object | None = None
     """The node that an extent is bound to, or the upper half of a split."""
+    layers_mask: int = field(init=False, default=0, repr=False, compare=False)
+    """``layers`` as bits: made once here, asked for by every node of a batch."""
+
+    def __post_init__(self) -> None:
+        if self.layers:
+            mask = 0
+            for layer in self.layers:
+                mask |= 1 << layer
+            object.__setattr__(self, "layers_mask", mask)
 
 
 NO_INPUT = Input()

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cphicache import __version__
+from cphicache.bench.command import bench_command
 from cphicache.events import exit_on_signals
 from cphicache.run.config import (
     Arrival,
@@ -337,6 +338,7 @@ def diagrams(check: bool, root: Path) -> None:
         raise Failure(str(error)) from error
 
 
+main.add_command(bench_command)
 main.add_command(plan_command)
 main.add_command(doctor_command)
 main.add_command(replay_command)

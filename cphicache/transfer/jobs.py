@@ -193,7 +193,7 @@ class CopyBatch:
 
     @classmethod
     def of(cls, payload: str, jobs: Iterable[CopyJob]) -> CopyBatch:
-        """The batch of ``jobs``, none of which is empty."""
+        """The batch of ``jobs``, none of which owns nothing; there may be none."""
         return cls._joined(payload, tuple(_Part(job, job.host_rows[payload], job.device_rows) for job in jobs))
 
     def only(self, parts: Sequence[_Part]) -> CopyBatch:
@@ -202,6 +202,8 @@ class CopyBatch:
 
     @classmethod
     def _joined(cls, payload: str, parts: tuple[_Part, ...]) -> CopyBatch:
+        if not parts:
+            return cls(payload, parts, torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
         host_rows = torch.cat([part.host_rows for part in parts])
         return cls(payload, parts, host_rows, torch.cat([part.device_rows for part in parts]))
 

@@ -92,6 +92,8 @@ class RankTransfer:
         self._readers = PageUsers()
         self._writers = PageUsers()
         self._noop_completions = 0
+        self._last_batch: tuple[list[OpKey], CopyBatch] | None = None
+        """The operations of the last submission and their rows: the next layer's are the same unless one was cut or has ended."""
 
     # -- backup: reserve, submit, end ---------------------------------------------------------------------------------------
     def reserve(self, op: OpKey, pages: Sequence[LogicalPage]) -> None:
@@ -118,20 +120,26 @@ class RankTransfer:
 
     def submit_layers(self, ops: Iterable[OpKey], payload: str, layers: Sequence[int]) -> None:
         """Queue the D2H copies of ``layers`` of ``payload`` for all ``ops``, after everything that the compute stream holds now."""
+        ops = list(ops)
+        self._check_layers(payload, layers, "submit_layers")
         jobs = [self._backup(op, "submit_layers") for op in ops]
         for job in jobs:
             self._mark_submitted(job, payload, layers)
-        owning = [job for job in jobs if job.device_rows.numel()]
-        if not owning or not layers:
+        last = self._last_batch
+        if last is not None and last[1].payload == payload and last[0] == ops:
+            batch = last[1]
+        else:
+            batch = CopyBatch.of(payload, [job for job in jobs if job.device_rows.numel()])
+            self._last_batch = ops, batch
+        if not batch.parts or not layers:
             return
         write = self._streams.stream("write")
         write.wait(self._streams.stream("compute").record(), Wait.STORE_TO_COPY)
-        batch = CopyBatch.of(payload, owning)
         for layer in layers:
             self._writer.queue(write, batch, layer)
         event = write.record()
-        for job in owning:
-            job.last_event = event
+        for part in batch.parts:
+            part.job.last_event = event
 
     def status(self, op: OpKey) -> CopyStatus:
         """Local progress of a backup; never blocks."""
@@ -169,6 +177,7 @@ class RankTransfer:
             job.kept_pages.extend(cut_pages)
             for payload, rows in host_rows_by_payload(head, self._payloads).items():
                 job.kept_slots[payload].extend(rows.tolist())
+        self._last_batch = None
         job.metadata = tail
         job.host_rows = host_rows_by_payload(tail, self._payloads)
         job.device_rows = job.device_rows[head.owned_len :]
@@ -301,6 +310,7 @@ class RankTransfer:
         for book in (self._backups, self._nodes, self._loads, self._producers, self._readers, self._writers):
             book.clear()
         self._slots.reset()
+        self._last_batch = None
 
     @property
     def counters(self) -> TransferCounters:
@@ -341,7 +351,6 @@ class RankTransfer:
         return index
 
     def _mark_submitted(self, job: BackupJob, payload: str, layers: Sequence[int]) -> None:
-        self._check_layers(payload, layers, f"submit_layers {job.key}")
         if layers and not job.owned_pages and not any(job.submitted.values()):
             self._noop_completions += 1
         for layer in layers:
@@ -359,6 +368,7 @@ class RankTransfer:
     def _end_backup(self, op: OpKey, job: BackupJob, where: str) -> None:
         self._require_drained(job, where)
         del self._backups[op]
+        self._last_batch = None
         job.ended = True
         self._readers.remove(job, [*job.kept_pages, *job.owned_pages])
         self._slots.free(job.kept_slots)

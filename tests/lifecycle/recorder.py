@@ -28,8 +28,8 @@ class World:
     out once the outermost step is over, as the engine does (not with ``automatic`` off).
     """
 
-    def __init__(self, rows: Sequence[Row] = ROWS) -> None:
-        self.machine: LifecycleMachine[BackupRecord] = LifecycleMachine(self, rows, check=rows is ROWS)
+    def __init__(self, rows: Sequence[Row] = ROWS, *, stock: bool = False) -> None:
+        self.machine: LifecycleMachine[BackupRecord] = LifecycleMachine(self, rows, check=rows is ROWS, stock=stock)
         self.touched: set[tuple[State, Trigger]] = set()
         self.clear()
 

@@ -20,6 +20,9 @@ SHORT = {
 }
 
 
+FORMS = pytest.mark.parametrize("stock", [False, True], ids=["compiled", "stock"])
+
+
 @dataclass(frozen=True, slots=True)
 class Deletion:
     """A table with one thing less."""
@@ -84,9 +87,9 @@ def _cells_of_scenarios() -> dict[str, frozenset[tuple[State, Trigger]]]:
     return found
 
 
-def _caught_by(deletion: Deletion) -> tuple[list[str], list[str]]:
+def _caught_by(deletion: Deletion, stock: bool) -> tuple[list[str], list[str]]:
     """(scenarios that fire the cell, those of them that fail). Others run on the same rows as before and need not be run."""
-    worlds = worlds_of(deletion.rows)
+    worlds = worlds_of(deletion.rows, stock=stock)
     tried = [name for name, cells in _cells_of_scenarios().items() if deletion.cell in cells]
     return tried, [name for name in tried if _fails(name, worlds)]
 
@@ -99,27 +102,30 @@ def _rejected_by_the_validator(deletion: Deletion) -> bool:
     return False
 
 
+@FORMS
 @pytest.mark.parametrize("deletion", _params(_rows(edges=True)))
-def test_deleted_edge(deletion: Deletion) -> None:
+def test_deleted_edge(deletion: Deletion, stock: bool) -> None:
     """R6: without any one edge a scenario fails, and the validator refuses the table at start-up as well."""
-    tried, caught = _caught_by(deletion)
+    tried, caught = _caught_by(deletion, stock)
     assert caught, f"nobody misses {deletion.name}; tried: {', '.join(tried) or 'no scenario fires the cell'}"
     assert _rejected_by_the_validator(deletion), (
         f"the validator accepts a table without {deletion.name}; caught by {', '.join(caught)}"
     )
 
 
+@FORMS
 @pytest.mark.parametrize("deletion", _params(_callbacks()))
-def test_deleted_callback(deletion: Deletion) -> None:
+def test_deleted_callback(deletion: Deletion, stock: bool) -> None:
     """R6: without any one callback of any one edge a scenario fails."""
-    tried, caught = _caught_by(deletion)
+    tried, caught = _caught_by(deletion, stock)
     assert caught, f"nobody misses {deletion.name}; tried: {', '.join(tried) or 'no scenario fires the cell'}"
 
 
+@FORMS
 @pytest.mark.parametrize("deletion", _params(_guards()))
-def test_deleted_guard(deletion: Deletion) -> None:
+def test_deleted_guard(deletion: Deletion, stock: bool) -> None:
     """R6: without any one guard rows overlap, which the validator refuses, or a scenario fails: no guard is redundant."""
-    tried, caught = _caught_by(deletion)
+    tried, caught = _caught_by(deletion, stock)
     by_validator = ["validate"] if _rejected_by_the_validator(deletion) else []
     assert by_validator + caught, f"nobody misses {deletion.name}; tried: {', '.join(tried) or 'no scenario fires the cell'}"
 

@@ -108,16 +108,16 @@ def _alternatives(cell: str) -> list[Alternative]:
 
 
 @cache
-def _world() -> World:
-    world = World()
+def _world(stock: bool) -> World:
+    world = World(stock=stock)
     world.automatic = False
     return world
 
 
 @cache
-def _records(state: State) -> tuple[BackupRecord, ...]:
+def _records(state: State, stock: bool) -> tuple[BackupRecord, ...]:
     """The state under every combination of columns that firing reaches."""
-    world = _world()
+    world = _world(stock)
     found = []
     for bound, (numbered, agreed, partly) in product(
         (True, False), ((False, False, False), (False, False, True), (True, False, False), (True, True, False))
@@ -153,13 +153,14 @@ def _facts(record: BackupRecord, given: Input, answers: dict[str, bool]) -> dict
     }
 
 
+@pytest.mark.parametrize("stock", [False, True], ids=["compiled", "stock"])
 @pytest.mark.parametrize(("state", "trigger"), CELLS)
-def test_cell(state: State, trigger: Trigger) -> None:
+def test_cell(state: State, trigger: Trigger, stock: bool) -> None:
     """R7: the machine takes the edge, names the no-op or raises, as written by hand, and only an edge changes or calls anything."""
     alternatives = _alternatives(EXPECTED[trigger][STATES.index(state)])
     taken: set[Alternative] = set()
-    world = _world()
-    for base, given, values in product(_records(state), _inputs(trigger), product((False, True), repeat=len(ANSWERS))):
+    world = _world(stock)
+    for base, given, values in product(_records(state, stock), _inputs(trigger), product((False, True), repeat=len(ANSWERS))):
         answers = dict(zip(ANSWERS, values, strict=True))
         facts = _facts(base, given, answers)
         applying = [alternative for alternative in alternatives if alternative.applies(facts)]

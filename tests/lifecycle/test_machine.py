@@ -26,14 +26,20 @@ class WeakRecord(BackupRecord):
     __slots__ = ("__weakref__",)
 
 
+@pytest.fixture(params=[False, True], ids=["compiled", "stock"])
+def stock(request: pytest.FixtureRequest) -> bool:
+    """Both forms of the machine."""
+    return bool(request.param)
+
+
 def _stock(world: World) -> Any:
     (machine,) = [value for value in vars(world.machine).values() if isinstance(value, Machine)]
     return machine
 
 
-def test_the_machine_is_the_transitions_package() -> None:
+def test_the_machine_is_the_transitions_package(stock: bool) -> None:
     """R6: one stock machine with the table's states and edges, no model, no automatic transitions and no queue."""
-    machine = _stock(World())
+    machine = _stock(World(stock=stock))
     assert type(machine) is Machine
     assert machine.models == []
     assert list(machine.states) == [state.value for state in State]
@@ -44,9 +50,9 @@ def test_the_machine_is_the_transitions_package() -> None:
     assert not machine.has_queue
 
 
-def test_records_are_never_registered() -> None:
+def test_records_are_never_registered(stock: bool) -> None:
     """R6: stepping records leaves nothing in the machine: no model is added, and a record ends with its last user."""
-    world = World()
+    world = World(stock=stock)
     machine = _stock(world)
     attributes = set(vars(machine))
     ends = []
@@ -64,9 +70,9 @@ def test_records_are_never_registered() -> None:
     assert set(vars(machine)) == attributes
 
 
-def test_records_have_no_dict() -> None:
+def test_records_have_no_dict(stock: bool) -> None:
     """R6: a record has its slots and nothing else, so the package cannot bind methods to it."""
-    record = World().at(L, numbered=True)
+    record = World(stock=stock).at(L, numbered=True)
     assert not hasattr(record, "__dict__")
     with pytest.raises(AttributeError):
         record.trigger = None  # type: ignore[attr-defined]
@@ -75,9 +81,9 @@ def test_records_have_no_dict() -> None:
 
 
 @pytest.mark.parametrize(("state", "numbered"), [(N, False), (R, False), (L, True), (C, True), (B, True)])
-def test_the_state_stays_an_enumeration(state: State, numbered: bool) -> None:
+def test_the_state_stays_an_enumeration(state: State, numbered: bool, stock: bool) -> None:
     """R6: after every step, taken, stale or refused, the state is a member of State, not the package's plain string."""
-    world = World()
+    world = World(stock=stock)
     for trigger in Trigger:
         record = world.at(state, numbered=numbered, agreed=state is C)
         assert type(record.state) is State
@@ -88,9 +94,9 @@ def test_the_state_stays_an_enumeration(state: State, numbered: bool) -> None:
         assert type(record.state) is State
 
 
-def test_an_error_names_everything() -> None:
+def test_an_error_names_everything(stock: bool) -> None:
     """R7: the error of our bug names trigger, state, why, node, generation and layers, in one line, and is an assertion."""
-    world = World()
+    world = World(stock=stock)
     record = world.at(L, bound=False, numbered=True, node_id=12)
     with pytest.raises(LifecycleError) as error:
         world.fire(record, Trigger.DEVICE_EVICT)
@@ -101,9 +107,9 @@ def test_an_error_names_everything() -> None:
     assert isinstance(error.value, AssertionError)
 
 
-def test_describe_tells_the_columns() -> None:
+def test_describe_tells_the_columns(stock: bool) -> None:
     """R36: the one line of a record has node, generation, state, number, flags and both watermarks by payload."""
-    world = World()
+    world = World(stock=stock)
     assert world.record(4).describe() == "node 4 generation 0 DEVICE_VALID_HOST_NONE bound layers 0/0 0/0"
     committed = world.at(C)
     assert committed.describe() == "node 1 generation 1 COMMITTED number 0 bound agreed layers 3/0 1/0"
@@ -111,9 +117,9 @@ def test_describe_tells_the_columns() -> None:
 
 
 @pytest.mark.parametrize("state", [N, C])
-def test_both_halves_of_a_split_live_on(state: State) -> None:
+def test_both_halves_of_a_split_live_on(state: State, stock: bool) -> None:
     """R17: the upper half takes over state, bind, generation and hits but no number, and each half then ends by itself."""
-    world = World()
+    world = World(stock=stock)
     tail, head = world.at(state), world.record(2, bound=False)
     world.fire(tail, Trigger.HIT)
     tail.fork_into(head)

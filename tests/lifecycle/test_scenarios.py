@@ -8,15 +8,16 @@ from cphicache.lifecycle import ROWS
 from tests.lifecycle.scenarios import SCENARIOS, Worlds, worlds_of
 
 
-@pytest.fixture(scope="module")
-def worlds() -> Worlds:
-    """Worlds of the real table, on one machine."""
-    return worlds_of(ROWS)
+@pytest.fixture(scope="module", params=[False, True], ids=["compiled", "stock"])
+def worlds(request: pytest.FixtureRequest) -> Worlds:
+    """Worlds of the real table, on one machine of either form."""
+    return worlds_of(ROWS, stock=request.param)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_scenario(name: str, worlds: Worlds) -> None:
-    """R6: each named scenario (its docstring has the property and its requirement) holds on the table as it is."""
+    """R6: each named scenario (its docstring has the property and its requirement) holds on the table as it is,
+    compiled and as the package steps it."""
     SCENARIOS[name](worlds)
 
 

@@ -39,9 +39,9 @@ def enter(name: str, function: Scenario) -> None:
     SCENARIOS[name] = function
 
 
-def worlds_of(rows: Sequence[Row] = ROWS) -> Worlds:
+def worlds_of(rows: Sequence[Row] = ROWS, *, stock: bool = False) -> Worlds:
     """One machine for all the worlds of a table."""
-    world = World(rows)
+    world = World(rows, stock=stock)
 
     def fresh() -> World:
         world.clear()

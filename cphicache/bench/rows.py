@@ -1,0 +1,102 @@
+"""What is measured, in the order of the table of docs/performance.md."""
+
+from __future__ import annotations
+
+from cphicache.bench.copy_rows import PAGE_SIZE, RUN_TOKENS, backup_of_layer
+from cphicache.bench.engine_rows import copied_bytes, layer_cost, notification, virtual_overlap
+from cphicache.bench.harness import Bench, Target
+from cphicache.bench.lifecycle_rows import event_record, live_memory, record_growth, share_of_copy, stepping, whole_table
+from cphicache.bench.peer_rows import evict_one, insert_shared, match_chain
+from cphicache.bench.tree_rows import growth
+
+_SCATTERED, _COALESCED, _PAGE_FIRST = (Target("higher", *bounds) for bounds in ((0.5, 0.7), (0.8, 0.9), (0.4, 0.6)))
+
+BENCHES: tuple[Bench, ...] = (
+    Bench(
+        "lifecycle-callbacks",
+        "a life of four edges, three empty callbacks each: stock `transitions` over ours",
+        Target("higher", 5, 8),
+        stepping(callbacks=True),
+    ),
+    Bench("lifecycle-plain", "the same without callbacks: stock over ours", Target("higher", 10, 20), stepping(callbacks=False)),
+    Bench("lifecycle-table", "a 61-layer backup, the table's own guards and columns: stock over ours", None, whole_table),
+    Bench(
+        "machine-share",
+        "all 66 steps of a one-page, 61-layer backup over the time of its copies",
+        Target("lower", 0.10, 0.05),
+        share_of_copy,
+    ),
+    Bench(
+        "record-growth",
+        "create and release a record: 100,000 live over 1,000 live",
+        Target("lower", 1.2, 1.05),
+        record_growth,
+    ),
+    Bench("record-memory", "memory of an idle record, all that it refers to alone included", None, live_memory),
+    Bench("event-record", "one structlog line over one event record", Target("higher", 15, 25), event_record),
+    Bench(
+        "layer-1", "one more stored layer and payload, 1 pending node, without the copy", Target("lower", 15, 7.5), layer_cost(1)
+    ),
+    Bench("layer-32", "the same with 32 pending nodes", Target("lower", 30, 15), layer_cost(32)),
+    Bench(
+        "notify-idle",
+        "notification of a batch that nobody knows",
+        Target("lower", 0.2, 0.1),
+        notification(stores=False),
+    ),
+    Bench(
+        "notify-decode",
+        "notification of a batch without a backup",
+        Target("lower", 0.2, 0.1),
+        notification(stores=True),
+    ),
+    *(
+        Bench(
+            f"d2h-{layout}-{name}",
+            f"D2H of a layer, {layout}, {what}: memcpy over ours",
+            _PAGE_FIRST if layout == "page_first" else target,
+            backup_of_layer(layout, run_tokens),
+        )
+        for layout in ("layer_first", "page_first", "page_first_direct")
+        for name, what, run_tokens, target in (
+            ("scattered", f"random pages of {PAGE_SIZE}", PAGE_SIZE, _SCATTERED),
+            ("coalesced", f"random runs of {RUN_TOKENS}", RUN_TOKENS, _COALESCED),
+        )
+    ),
+    Bench(
+        "sglang-evict",
+        "evicting one of 100,000 leaves: SGLang's RadixCache over ours",
+        Target("higher", 100, 1000),
+        evict_one,
+    ),
+    Bench(
+        "sglang-match",
+        "matching 32,768 tokens in 512 nodes: SGLang's RadixCache over ours",
+        Target("higher", 2, 10),
+        match_chain,
+    ),
+    Bench(
+        "sglang-insert",
+        "inserting 320 tokens, 256 of them shared, at 100,000 leaves: SGLang's RadixCache over ours",
+        Target("higher", 1, 2),
+        insert_shared,
+    ),
+    Bench("evict-growth", "evicting a leaf, 1,000 to 1,000,000 leaves: exponent of growth", None, growth("evict")),
+    Bench("match-growth", "matching a prefix and a leaf, 1,000 to 1,000,000 leaves: exponent of growth", None, growth("match")),
+    Bench("insert-growth", "inserting a leaf, 1,000 to 1,000,000 leaves: exponent of growth", None, growth("insert")),
+    Bench(
+        "overlap-virtual",
+        "virtual time from the last layer's store to the end of all copies: layer by layer over all at once",
+        Target("lower", 1 / 30, 1 / 50),
+        virtual_overlap,
+    ),
+    Bench("bytes-copied", "bytes copied over bytes of submitted operations", Target("lower", 1.0, 1.0), copied_bytes),
+)
+
+
+def chosen(names: tuple[str, ...], benches: tuple[Bench, ...] = BENCHES) -> list[Bench]:
+    """The rows of those names, or whose names begin so, in the table's order; all without names. ValueError for a name of none."""
+    for name in names:
+        if not any(bench.name.startswith(name) for bench in benches):
+            raise ValueError(f"no benchmark {name!r}: known are {', '.join(bench.name for bench in benches)}")
+    return [bench for bench in benches if not names or bench.name.startswith(names)]

@@ -1,0 +1,123 @@
+"""Radix tree: what eviction, matching and inserting cost, and how that grows with the tree."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+from cphicache.bench.harness import Effort, Measured, Sampler, Spread, calibrated, looped, slope
+from cphicache.spaces.types import LogicalPage
+from cphicache.tree import Node, RadixKey, RadixTree
+
+SIZES = (1_000, 10_000, 100_000, 1_000_000)
+PAGE_SIZE = 16
+PREFIX_PAGES = 4
+
+
+class Leaves:
+    """A tree of one shared prefix node with ``count`` leaves of a page each, in order of last access."""
+
+    def __init__(self, count: int, page_size: int = PAGE_SIZE) -> None:
+        self.page_size = page_size
+        self.tree: RadixTree[Any] = RadixTree(page_size, "lru", _nothing)
+        self.now = self.next_id = 1
+        prefix = self.key([0] * page_size * PREFIX_PAGES)
+        self.prefix = self.add(self.tree.root, prefix)
+        for number in range(count):
+            self.add_leaf(number)
+
+    def key(self, tokens: list[int]) -> RadixKey:
+        """A key of these tokens."""
+        return RadixKey.of(array("q", tokens), self.page_size)
+
+    def add(self, parent: Node[Any], segment: RadixKey) -> Node[Any]:
+        """A new node."""
+        pages = [LogicalPage(number) for number in range(segment.pages)]
+        node = self.tree.add_child(parent, segment, pages, self.next_id, self.now)
+        self.next_id += 1
+        self.now += 1
+        return node
+
+    def add_leaf(self, number: int) -> Node[Any]:
+        """The leaf of that number."""
+        return self.add(self.prefix, self.key([number + 1] * self.page_size))
+
+    def evicting(self) -> Sampler:
+        """Evict the next leaf; each is put back as the newest, off the clock."""
+
+        def sample(operations: int) -> float:
+            took = 0.0
+            tree, clock = self.tree, time.perf_counter
+            for _ in range(operations):
+                start = clock()
+                victim = tree.next_device_victim()
+                assert victim is not None, "there are leaves"
+                tree.remove(victim)
+                took += clock() - start
+                self.add(self.prefix, victim.key)
+            return took
+
+        return sample
+
+    def matching(self) -> Sampler:
+        """Match a prefix and a leaf."""
+        keys = [self.key([0] * self.page_size * PREFIX_PAGES + [number + 1] * self.page_size) for number in range(256)]
+
+        def loop(operations: int) -> None:
+            walk = self.tree.walk
+            for number in range(operations):
+                walk(keys[number % 256])
+
+        return looped(loop)
+
+    def inserting(self) -> Sampler:
+        """Match a prefix and add a leaf below it; each is removed again, off the clock."""
+        page = 0
+
+        def sample(operations: int) -> float:
+            nonlocal page
+            took, clock = 0.0, time.perf_counter
+            for _ in range(operations):
+                page += 1
+                key = self.key([0] * self.page_size * PREFIX_PAGES + [-page] * self.page_size)
+                start = clock()
+                walk = self.tree.walk(key)
+                node = self.add(walk.path[-1], key.slice(walk.matched_pages, key.pages))
+                self.tree.touch(walk.path, self.now)
+                took += clock() - start
+                self.tree.remove(node)
+            return took
+
+        return sample
+
+
+def growth(operation: str) -> Callable[[Effort], Measured]:
+    """Exponent of the cost of one operation from a thousand leaves to a million; the costs are in the details."""
+
+    def measure(effort: Effort) -> Measured:
+        sizes = sorted({effort.size(size, least=50) for size in SIZES})
+        trees = {size: Leaves(size) for size in sizes}
+        samplers = {size: _sampler(tree, operation) for size, tree in trees.items()}
+        counts = {size: calibrated(sampler, effort.sample_s) for size, sampler in samplers.items()}
+        rounds = [[sampler(counts[size]) / counts[size] * 1e6 for size, sampler in samplers.items()] for _ in range(effort.rounds)]
+        costs = [Spread.of(list(column)).median for column in zip(*rounds, strict=True)]
+        exponents = Spread.of([slope(sizes, row) for row in rounds]) if len(sizes) > 1 else Spread(0.0, 0.0, 0.0)
+        details = {f"{size} leaves us": round(cost, 3) for size, cost in zip(sizes, costs, strict=True)}
+        return Measured(exponents, "exponent", effort.rounds, details)
+
+    return measure
+
+
+def _sampler(leaves: Leaves, operation: str) -> Sampler:
+    match operation:
+        case "evict":
+            return leaves.evicting()
+        case "match":
+            return leaves.matching()
+    return leaves.inserting()
+
+
+def _nothing(node: Node[Any]) -> None:
+    """No backup object: the tree alone is measured."""
