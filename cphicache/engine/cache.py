@@ -280,7 +280,8 @@ class CpHiRadixCache:
         batch = self.state.batches.get(batch_id)
         if batch is None:
             return
-        batch.stored_layers[payload] = batch.stored_layers.get(payload, 0) | 1 << layer
+        stored = batch.stored_layers
+        stored[payload] = stored.get(payload, 0) | 1 << layer
         if not batch.ops or not self.config.overlap:
             return
         self._backups.layers_stored(batch.ops, payload, (layer,))
