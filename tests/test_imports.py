@@ -116,4 +116,6 @@ def test_every_package_has_a_contract() -> None:
     assert packages - set(ruled) == {"cphicache.bench", "cphicache.run"}
     assert all({"cphicache.bench", "cphicache.run"} <= set(contract["forbidden_modules"]) for contract in contracts)
     importers = {name for name in packages if name in ruled and "cphicache.lifecycle" not in ruled[name]["forbidden_modules"]}
-    assert importers == {f"cphicache.{name}" for name in ("lifecycle", "engine", "events", "check", "explore", "replay", "metrics")}
+    assert importers == {
+        f"cphicache.{name}" for name in ("lifecycle", "engine", "events", "check", "explore", "reexecute", "replay", "metrics")
+    }

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from cphicache.agree.local import SingleReducer
-from cphicache.bench.harness import Effort, Measured, Sampler, Spread, cost_us, looped
+from cphicache.bench.harness import Effort, Measured, Sampler, Spread, clock, cost_us, looped
 from cphicache.bench.lifecycle_rows import LAYERS, cycle_rows
 from cphicache.bench.ports import EmptyPort, NoStreams
 from cphicache.engine import CacheConfig, CpHiRadixCache
@@ -107,10 +106,10 @@ def layer_cost(nodes: int) -> Callable[[Effort], Measured]:
                 engine.reserve()
                 stored(BATCH, 0, 0)
                 layers = range(1, min(LAYERS, left + 1))
-                start = time.perf_counter()
+                start = clock()
                 for layer in layers:
                     stored(BATCH, 0, layer)
-                took += time.perf_counter() - start
+                took += clock() - start
                 left -= len(layers)
                 engine.end()
             return took

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from array import array
 from collections.abc import Callable
 from typing import Any
 
-from cphicache.bench.harness import Effort, Measured, Sampler, Spread, calibrated, looped, slope
+from cphicache.bench.harness import Effort, Measured, Sampler, Spread, calibrated, clock, looped, slope
 from cphicache.spaces.types import LogicalPage
 from cphicache.tree import Node, RadixKey, RadixTree
 
@@ -49,7 +48,7 @@ class Leaves:
 
         def sample(operations: int) -> float:
             took = 0.0
-            tree, clock = self.tree, time.perf_counter
+            tree = self.tree
             for _ in range(operations):
                 start = clock()
                 victim = tree.next_device_victim()
@@ -78,7 +77,7 @@ class Leaves:
 
         def sample(operations: int) -> float:
             nonlocal page
-            took, clock = 0.0, time.perf_counter
+            took = 0.0
             for _ in range(operations):
                 page += 1
                 key = self.key([0] * self.page_size * PREFIX_PAGES + [-page] * self.page_size)

@@ -186,10 +186,11 @@ class Backups:
     def layers_stored(self, records: Iterable[Backup], payload: int, layers: Sequence[int]) -> None:
         """These layers' stores have been issued: submit their copies, one submission a layer for all records."""
         given = Input(payload=payload, layers=layers)
-        step = self._counted_step if self._log is None else self._step
+        step, stored = self._counted_step if self._log is None else self._step, Trigger.LAYER_STORED
         for record in records:
-            if record.state is R or record.state is L:
-                step(record, Trigger.LAYER_STORED, given)  # nothing follows from it
+            state = record.state
+            if state is L or state is R:
+                step(record, stored, given)  # nothing follows from it
         copying, self._copying = self._copying, []
         if copying:
             self._transfer.submit_layers([record.key for record in copying if not record.void], self._names[payload], layers)

@@ -333,7 +333,8 @@ class CpHiRadixCache:
             return
         if self._ops is not None:
             self._ops.call("layer_stored", batch=batch_id, payload=payload, layer=layer)
-        batch.stored_layers[payload] = batch.stored_layers.get(payload, 0) | 1 << layer
+        stored = batch.stored_layers
+        stored[payload] = stored.get(payload, 0) | 1 << layer
         if not batch.ops or not self.config.overlap:
             return
         self._backups.layers_stored(batch.ops, payload, (layer,))

@@ -8,7 +8,7 @@ at most once a step and only when the answer matters.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, final
 
 from transitions import Machine
 from transitions.core import Condition, Event, Transition
@@ -60,6 +60,7 @@ class Leaf:
         self.error = error
 
 
+@final
 class Ask:
     """One guard, and what follows from its answer. ``None``: no row is left."""
 

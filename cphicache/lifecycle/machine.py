@@ -64,7 +64,7 @@ class LifecycleMachine(Generic[R]):
             return self._fire_stock(record, trigger, given)
         port = self._port
         decision = decisions[trigger][record.state]
-        while isinstance(decision, Ask):
+        while type(decision) is Ask:
             decision = decision.yes if decision.guard(record, port, given) else decision.no
         if decision is None:
             raise LifecycleError(f"{trigger} in {record.state}: no edge's guards hold; {record.describe()}")

@@ -141,7 +141,7 @@ def main() -> None:
 @_option("max-retries", int, "Retries of a refused or rolled-back node.")
 @_option("load-back-threshold", int, "Shortest host hit that is loaded back, in tokens.")
 @_choice("streams", StreamKind, "Copies on real threads, on a virtual clock (same seed, same events), or on a GPU.")
-@_choice("verify", Verify, "Compare reused KV byte for byte.")
+@_choice("verify", Verify, "Compare reused KV byte for byte. off: neither bytes nor, before the end, accounts; no KV is computed.")
 @_option("log", str, "Write the event log here (one file a rank).")
 @_choice("log-level", LogLevel, "Detail of the event log.")
 @_option("out", str, "Write summary.json and the event log into this folder.")

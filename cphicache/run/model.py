@@ -101,8 +101,11 @@ class ReferenceModel:
         verdict: Verdict,
         *,
         rank: int | None = None,
+        stores: bool = True,
     ) -> None:
+        """``stores=False``: nobody will look at the bytes, so none are computed; the forward takes the same virtual time."""
         self._layout = layout
+        self._stores = stores
         self._rank = layout.cp_rank if rank is None else rank  # for evidence; ranks that all have the KV have one layout
         self._pools = pools
         self._compute = streams.stream("compute")
@@ -113,7 +116,7 @@ class ReferenceModel:
         self, batch_id: int, segments: Sequence[Segment], cache: CpHiRadixCache, after_layer: Callable[[str, int], None]
     ) -> None:
         """Issue one forward pass; ``after_layer(payload, layer)`` is called when a layer has been issued and reported."""
-        stored = self._rows(segments, [(s.start, s.end) for s in segments])
+        stored = self._rows(segments, [(s.start, s.end) if self._stores else (0, 0) for s in segments])
         checked = self._rows(segments, [(0, s.check_to) for s in segments])
         cost_us = COMPUTE_US_PER_LAYER + COMPUTE_US_PER_TOKEN * sum(s.end - s.start for s in segments)
         for index, (payload, pool) in enumerate(self._pools.items()):
