@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
-from cphicache.run.failure import Failure
+from cphicache.run.failure import Failure, OneLineCommand
 
 if TYPE_CHECKING:
     from cphicache.bench.harness import Bench, Effort
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 DEFAULT_OUT = Path("out/bench.json")
 
 
-@click.command("bench")
+@click.command("bench", cls=OneLineCommand)
 @click.argument("names", nargs=-1)
 @click.option("--list", "only_list", is_flag=True, help="Say what there is to measure.")
 @click.option("--rounds", type=click.IntRange(1, 1000), default=7, show_default=True, help="Alternating rounds a row.")

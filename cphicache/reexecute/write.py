@@ -6,6 +6,7 @@ from pathlib import Path
 from pprint import pformat
 from typing import Any
 
+from cphicache.files import whole_file
 from cphicache.reexecute.shrink import Case
 
 _CASE = '''"""Reduced from an event log of {recorded} operations, which failed so:
@@ -48,12 +49,8 @@ def case_text(case: Case) -> str:
 
 def write_case(case: Case, path: Path) -> None:
     """Write the test case, so that it is there as a whole or not at all. Raises OSError."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text(case_text(case), encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole_file(path) as place:
+        place.write_text(case_text(case), encoding="utf-8")
 
 
 def _plain(value: Any) -> Any:

@@ -9,6 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from cphicache.files import whole_file
 from cphicache.replay.lifecycles import OUTCOMES, STATES, Lifecycles, Names
 from cphicache.replay.onelog import OneLog
 from cphicache.replay.replay import UnusableLogs, replay
@@ -25,13 +26,11 @@ def write_page(paths: Sequence[Path], out: Path, *, on_progress: Callable[[int],
     """
     report = replay(paths, on_progress=on_progress)
     text = page_text(page_data(report))
-    partial = out.with_name(f".{out.name}.partial")
+    if any(out.exists() and path.exists() and out.samefile(path) for path in paths):
+        raise UnusableLogs(f"{out}: is one of the logs to read; name another file with -o")
     try:
-        try:
-            partial.write_text(text, encoding="utf-8")
-            partial.replace(out)
-        finally:
-            partial.unlink(missing_ok=True)
+        with whole_file(out) as place:
+            place.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UnusableLogs(f"{out}: cannot be written ({error.strerror or error}); name another file with -o") from error
     return report

@@ -13,6 +13,7 @@ from typing import Any
 
 from cphicache.events import EventReadError, read_lines
 from cphicache.events.types import CACHE, END, HEADER, LOST, STEP
+from cphicache.files import whole_file
 from cphicache.lifecycle import State, Trigger
 from cphicache.replay.replay import UnusableLogs
 
@@ -31,9 +32,10 @@ def write_trace(paths: Sequence[Path], out: Path, *, on_progress: Callable[[int]
     or written.
     """
     count, read = 0, 0
-    partial = out.with_name(f".{out.name}.partial")
+    if any(out.exists() and path.exists() and out.samefile(path) for path in paths):
+        raise UnusableLogs(f"{out}: is one of the logs to read; name another file with -o")
     try:
-        with partial.open("w", encoding="utf-8") as file:
+        with whole_file(out) as place, place.open("w", encoding="utf-8") as file:
             file.write('{"displayTimeUnit":"ms","traceEvents":[')
             for path in paths:
                 track = _RankTrack(path)
@@ -44,11 +46,8 @@ def write_trace(paths: Sequence[Path], out: Path, *, on_progress: Callable[[int]
                         on_progress(read + track.bytes_read)
                 read += track.bytes_read
             file.write("\n]}\n")
-        partial.replace(out)
     except OSError as error:
         raise UnusableLogs(f"{out}: cannot be written ({error.strerror or error}); name another file with -o") from error
-    finally:
-        partial.unlink(missing_ok=True)
     return count
 
 

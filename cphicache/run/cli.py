@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
@@ -18,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from cphicache import __version__
 from cphicache.bench.command import bench_command
 from cphicache.events import exit_on_signals
+from cphicache.files import whole_file
 from cphicache.run.config import (
     Arrival,
     ConfigError,
@@ -36,7 +36,7 @@ from cphicache.run.config import (
 )
 from cphicache.run.doctor_command import doctor_command
 from cphicache.run.explore_command import explore_command
-from cphicache.run.failure import Failure
+from cphicache.run.failure import Failure, OneLineGroup
 from cphicache.run.plan_command import plan_command
 from cphicache.run.seen import diagram_command, replay_command, report_command, trace_command
 from cphicache.run.simulate.command import simulate_command
@@ -63,36 +63,7 @@ def _choice(name: str, alias: Any, text: str) -> Callable[[F], F]:
     return _option(name, str, f"{text} [{'|'.join(get_args(alias))}]")
 
 
-@contextmanager
-def _one_line() -> Iterator[None]:
-    """What cannot be parsed is unusable input like any other: one line, without the usage that click adds."""
-    try:
-        yield
-    except click.exceptions.NoArgsIsHelpError:
-        raise
-    except click.UsageError as error:
-        raise Failure(error.format_message()) from error
-
-
-class _Command(click.Command):
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        with _one_line():
-            return super().parse_args(ctx, args)
-
-
-class _Group(click.Group):
-    command_class = _Command
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        with _one_line():
-            return super().parse_args(ctx, args)
-
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        with _one_line():
-            return super().resolve_command(ctx, args)
-
-
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=OneLineGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="cphicache")
 def main() -> None:
     """Backs up the KV cache of an LLM server from device to host, layer by layer, as an explicit state machine per radix node."""
@@ -198,6 +169,8 @@ def serve(options: dict[str, Any], *, bare: bool, metrics_port: int | None = Non
         TimeElapsedColumn(),
         TextColumn("tick {task.fields[tick]}"),
     )
+    if config.out is not None:
+        _clear(config.out)
     if metrics_port is not None and config.launch == "processes":
         raise Failure(f"--metrics-port {metrics_port}: serves ranks of one process; use --launch threads")
     metrics = _serve_metrics(metrics_port, console)
@@ -226,6 +199,18 @@ def serve(options: dict[str, Any], *, bare: bool, metrics_port: int | None = Non
     return report_run(config, outcome, bare=bare)
 
 
+def _clear(folder: Path) -> None:
+    """Take away what an earlier run has written there, so that nobody reads two runs as one."""
+    for old in (folder / "summary.json", *folder.glob("events*.jsonl")):
+        try:
+            if old.is_file():
+                old.unlink()
+        except OSError as error:
+            raise Failure(
+                f"{old}: is of an earlier run and cannot be removed ({error.strerror or error}); give another --out"
+            ) from error
+
+
 def report_run(config: RunConfig, outcome: Outcome, *, bare: bool) -> int:
     """Write and print what came of a run; returns the exit status."""
     import orjson
@@ -240,12 +225,18 @@ def report_run(config: RunConfig, outcome: Outcome, *, bare: bool) -> int:
     encoded = orjson.dumps(summary, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS)
     if config.out is not None:
         write_whole(config.out / "summary.json", encoded + b"\n")
-    if config.json:
-        click.echo(encoded.decode())
-    else:
-        Console().print(table(summary))
-        if any(result.waits for result in outcome.results):  # ranks as processes
-            Console().print(rank_table(outcome.results))
+    try:
+        if config.json:
+            click.echo(encoded.decode())
+        else:
+            Console().print(table(summary))
+            if any(result.waits for result in outcome.results):  # ranks as processes
+                Console().print(rank_table(outcome.results))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise Failure(f"standard output: cannot be written ({error.strerror or error}); give room, or use --out") from error
     return _verdict(summary)
 
 
@@ -308,13 +299,9 @@ def make_folder(config: RunConfig) -> None:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file so that it is either there as a whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
     try:
-        try:
-            partial.write_bytes(content)
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        with whole_file(path) as file:
+            file.write_bytes(content)
     except OSError as error:
         raise Failure(f"{path}: cannot be written ({error.strerror or error}); give another --out") from error
 

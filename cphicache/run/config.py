@@ -167,10 +167,11 @@ class RunConfig:
         device pool for twice its longest request (``longest_tokens``, prompt and output) and a host pool half as large again."""
         device_tokens = self.device_tokens
         if device_tokens is None:
-            device_tokens = SYNTHETIC_POOL_TOKENS
+            whole = self.page_size * self.owners
+            least = max(2 * (self.chunk_tokens + self.page_size), longest_tokens + 2 * whole)
             if self.trace is not None or longest_tokens > SYNTHETIC_POOL_TOKENS // 2:
-                whole = self.page_size * self.owners
-                device_tokens = max(SYNTHETIC_POOL_TOKENS, -(-2 * longest_tokens // whole) * whole)
+                least = max(least, 2 * longest_tokens)
+            device_tokens = max(SYNTHETIC_POOL_TOKENS, -(-least // whole) * whole)
         host_tokens = self.host_tokens
         if host_tokens is None:
             host_tokens = device_tokens if device_tokens == SYNTHETIC_POOL_TOKENS else device_tokens * 3 // 2

@@ -10,14 +10,14 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from cphicache.run.failure import Failure
+from cphicache.run.failure import Failure, OneLineCommand
 from cphicache.transfer.budget import describe_bytes
 
 if TYPE_CHECKING:
     from cphicache.run.doctor import PairResult, Report
 
 
-@click.command("doctor")
+@click.command("doctor", cls=OneLineCommand)
 @click.option(
     "--device",
     type=click.Choice(["auto", "cuda", "cpu"]),

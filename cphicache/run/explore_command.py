@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
-from cphicache.run.failure import Failure
+from cphicache.run.failure import Failure, OneLineCommand
 
 
-@click.command("explore")
+@click.command("explore", cls=OneLineCommand)
 @click.argument("worlds", nargs=-1, metavar="[WORLD]...")
 @click.option("--all", "all_worlds", is_flag=True, help="All worlds (as without any name).")
 @click.option("--list", "list_worlds", is_flag=True, help="Only say which worlds there are.")

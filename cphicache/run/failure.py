@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -15,3 +17,47 @@ class Failure(click.ClickException):
     def show(self, file: Any = None) -> None:
         """Print the line."""
         click.echo(f"cphicache: {self.format_message()}", err=True)
+
+
+@contextmanager
+def one_line() -> Iterator[None]:
+    """What cannot be parsed is unusable input like any other: one line, without the usage that click adds."""
+    try:
+        yield
+    except click.exceptions.NoArgsIsHelpError:
+        raise
+    except click.UsageError as error:
+        raise Failure(error.format_message()) from error
+
+
+class OneLineCommand(click.Command):
+    """A command whose usage errors are one line."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """See click."""
+        with one_line():
+            return super().parse_args(ctx, args)
+
+
+class OneLineGroup(click.Group):
+    """A group of such commands. An interrupt, whenever it comes, ends with status 130."""
+
+    command_class = OneLineCommand
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """See click."""
+        with one_line():
+            return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """See click."""
+        with one_line():
+            return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """See click."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("cphicache: interrupted", err=True)
+            ctx.exit(130)

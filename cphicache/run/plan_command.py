@@ -8,7 +8,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from cphicache.run.failure import Failure
+from cphicache.run.failure import Failure, OneLineCommand
 from cphicache.run.plan import DEFAULT_GB_PER_S, PRESETS, HostBudgetError, Plan, PlanError, model_shape, plan
 from cphicache.transfer.budget import describe_bytes, memory_limits
 from cphicache.transfer.support import COMPONENTS_BY_KIND, KV_DTYPES
@@ -16,7 +16,7 @@ from cphicache.transfer.support import COMPONENTS_BY_KIND, KV_DTYPES
 _SHAPE = ("layers", "draft_layers", "latent_dim", "rope_dim", "index_dim", "indexer_layers", "kv_heads", "head_dim")
 
 
-@click.command("plan")
+@click.command("plan", cls=OneLineCommand)
 @click.option("--model", type=str, default=None, help=f"Preset. [{'|'.join(PRESETS)}]")
 @click.option("--kv", "kind", type=str, default=None, help=f"Kind of KV, for a model of your own. [{'|'.join(COMPONENTS_BY_KIND)}]")
 @click.option("--layers", type=int, default=None, help="Layers of the target model.")

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from cphicache.replay import Filter, UnusableLogs, node_way, replay, write_page, write_trace
 from cphicache.run.diagrams import DiagramError, draw_with_dot
 from cphicache.run.draw import dot_text, mermaid_text
+from cphicache.run.failure import OneLineCommand
 
 PROGRESS_FROM_BYTES = 8 << 20
 """Logs of this size in all show progress."""
@@ -33,7 +34,7 @@ class Unusable(click.ClickException):
         click.echo(f"cphicache: {self.format_message()}", err=True)
 
 
-@click.command("replay")
+@click.command("replay", cls=OneLineCommand)
 @_LOGS
 @click.option("--node", type=int, help="Report on this node only, and print what the log says of it.")
 @click.option("--request", help="Report on this request only, and print what the log says of it.")
@@ -105,7 +106,7 @@ def _execute(logs: Sequence[Path], *, narrowed: bool, as_json: bool, execute: bo
     return status
 
 
-@click.command("trace")
+@click.command("trace", cls=OneLineCommand)
 @_LOGS
 @click.option("-o", "--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="Where to write the JSON trace.")
 def trace_command(logs: Sequence[Path], out: Path) -> None:
@@ -118,7 +119,7 @@ def trace_command(logs: Sequence[Path], out: Path) -> None:
     click.echo(f"{out}: {count} trace events")
 
 
-@click.command("report")
+@click.command("report", cls=OneLineCommand)
 @_LOGS
 @click.option("-o", "--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="Where to write the page.")
 def report_command(logs: Sequence[Path], out: Path) -> None:
@@ -131,7 +132,7 @@ def report_command(logs: Sequence[Path], out: Path) -> None:
     click.echo(f"{out}: {'nothing is wrong' if report.is_clean else f'{report.findings.total} findings'}")
 
 
-@click.command("diagram")
+@click.command("diagram", cls=OneLineCommand)
 @click.option("-o", "--out", type=click.Path(dir_okay=False, path_type=Path), help="Draw into FILE.svg or FILE.png, with graphviz.")
 @click.option("--log", type=click.Path(path_type=Path), help="The event log of the rank that --node is looked for in.")
 @click.option("--node", type=int, help="Mark this node's way: the steps it took, how often and when.")

@@ -33,7 +33,7 @@ QUICK = [
 ]
 
 
-def cphicache(*arguments: str | Path) -> Result:
+def cphicache(*arguments: str | Path | int) -> Result:
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
@@ -318,3 +318,34 @@ def test_an_interrupt_ends_the_run_cleanly(cp_size: int, tmp_path: Path, monkeyp
     assert len(logs) == cp_size
     for log in logs:
         assert max(event.get("tick", 0) for event in read_events(log)) >= 39
+
+
+def test_an_earlier_run_in_the_same_folder_is_not_mixed_in(tmp_path: Path) -> None:
+    """R36: logs and summary of an earlier run into the same folder go, so that nobody reads two runs as one."""
+    assert quick("--out", tmp_path, "--cp-size", "4").exit_code == 0
+    assert len(list(tmp_path.glob("events.rank*.jsonl"))) == 4
+    assert quick("--out", tmp_path, "--cp-size", "2").exit_code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["events.rank0.jsonl", "events.rank1.jsonl", "summary.json"]
+
+
+@pytest.mark.parametrize("page_size", [512, 1024])
+def test_large_pages_need_no_other_option(page_size: int) -> None:
+    """R31: where the pools are left open they hold at least two chunks and pages of any legal size."""
+    result = cphicache("run", "--requests", "3", "--page-size", page_size, "--chunk-tokens", page_size, "--json")
+    assert result.exit_code == 0
+
+
+def test_a_full_standard_output_is_one_line(tmp_path: Path) -> None:
+    """R35: what cannot be printed is said in one line, with a status that does not mean wrong bytes."""
+    if not Path("/dev/full").is_char_device():
+        pytest.skip("needs the device /dev/full")
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "cphicache.run.cli", "run", "--requests", "3"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("cphicache: standard output: cannot be written")

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from cphicache.run.failure import Failure
+from cphicache.run.failure import Failure, OneLineCommand
 from cphicache.run.simulate.drawn import DrawnWorld, WorldError, draw
 from cphicache.run.simulate.outcome import Code, Outcome
 from cphicache.run.simulate.planted import CANARIES
@@ -23,7 +23,7 @@ DEFAULT_SEEDS = "1..100"
 _FIRST_CANARY = next(iter(CANARIES))
 
 
-@click.command("simulate")
+@click.command("simulate", cls=OneLineCommand)
 @click.option("--seed", type=click.IntRange(0), help="Run the world of this seed.")
 @click.option("--seeds", metavar="A..B", help=f"Run the worlds of these seeds, both ends included. [default: {DEFAULT_SEEDS}]")
 @click.option("--world", "world_json", metavar="JSON", help="Run this world, as a failing seed prints it.")

@@ -1,0 +1,45 @@
+"""Files that are there as a whole, or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cphicache.files import whole_file
+
+
+def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    """R37: the old content stays until the new one is complete, also when writing fails; nothing is left beside it."""
+    path = tmp_path / "report"
+    path.write_text("old")
+
+    def fail_half_way() -> None:
+        with whole_file(path) as place:
+            place.write_text("half")
+            raise OSError("no room")
+
+    with pytest.raises(OSError, match="no room"):
+        fail_half_way()
+    assert path.read_text() == "old"
+    with whole_file(path) as place:
+        place.write_text("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_symlink_stays_and_a_pipe_is_written_itself(tmp_path: Path) -> None:
+    """R37: what stands for another file, or is none, is not replaced by a regular one."""
+    target, link, pipe = tmp_path / "target", tmp_path / "link", tmp_path / "pipe"
+    target.write_text("old")
+    link.symlink_to(target)
+    with whole_file(link) as place:
+        place.write_text("new")
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+    os.mkfifo(pipe)
+    with whole_file(pipe) as place:
+        assert place == pipe.resolve()
+    assert pipe.is_fifo()
