@@ -75,8 +75,9 @@ def run_processes(
 
     ``extra``: more arguments of single ranks; ``environment``: more variables of all; ``on_start`` is handed the processes and the store.
     Raises :class:`RunFailed` with the first error of any rank, and when no rank is left. No process is left behind in any case: an
-    interrupt ends every rank after its step, and is raised when all have ended.
+    interrupt, or a SystemExit that a signal raises, ends every rank after its step, and is raised when all have ended.
     """
+    config = _with_readable_trace(config)
     store, port = host_store(LOOPBACK, RUN_ID, STORE_TIMEOUT_S)
     with tempfile.TemporaryDirectory(prefix="cphicache-") as folder:
         if config.log is None and config.log_level != "off" and config.cp_size > 1:
@@ -106,7 +107,7 @@ def run_processes(
                 )
             on_start(ranks, store)
             lost = _Watcher(ranks, store, config.rank_timeout_s, start_timeout_s).watch(on_progress)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):  # the latter from a signal to end
             _interrupt(ranks)
             raise
         finally:
@@ -115,6 +116,20 @@ def run_processes(
                     process.kill()
                 process.wait()
         return outcome_of(config, store, lost)
+
+
+def _with_readable_trace(config: RunConfig) -> RunConfig:
+    """The configuration with a trace that every rank can open by name: ``/dev/stdin`` is another file for each of them."""
+    if config.trace is None:
+        return config
+    trace = Path(os.path.realpath(config.trace))
+    if not trace.is_file():
+        raise RunFailed(
+            f"--trace {config.trace}: is not a regular file, and with --launch processes every rank reads it; "
+            "give a file, or --launch threads",
+            "unusable",
+        )
+    return replace(config, trace=trace)
 
 
 class _Watcher:
