@@ -86,6 +86,7 @@ def run_processes(
             **os.environ,
             "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
             "OMP_NUM_THREADS": "1",
+            "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),  # it warns of a lost store with its C++ stack
             **(environment or {}),
             LAUNCHED: "1",
             "MASTER_ADDR": LOOPBACK,

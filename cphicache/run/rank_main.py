@@ -162,6 +162,8 @@ class Rank:
         except GroupBroken as error:
             if self._stop.is_set() and membership.why_stopped is None:
                 status = INTERRUPTED
+            elif membership.why_stopped is not None:  # nobody is left to be told
+                click.echo(f"cphicache: {membership.why_stopped}; it stops", err=True)
             else:
                 self._tell(store, "group", str(error))
         except (HandshakeRefused, TraceError, ConfigError) as error:
