@@ -66,7 +66,7 @@ def read(store: KeyStore, key: str) -> bytes | None:
 
 def mark_gone(store: KeyStore, rank: int, why: str) -> None:
     """Tell the group that a rank will not come back. The first reason stays."""
-    store.compare_set(f"gone/{rank}", "", why)
+    store.compare_set(f"gone/{rank}", "", why.encode(errors="backslashreplace").decode())  # a path in it need not be UTF-8
 
 
 def read_beat(store: KeyStore, rank: int) -> Beat | None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from threading import Event
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -108,14 +108,11 @@ class Rank:
     def run(self, address: str, port: int) -> int:
         """Serve to the end; returns the exit status."""
         import torch
+        from torch.distributed import DistError
 
         from cphicache.agree.distributed import connect_store
-        from cphicache.agree.membership import KeyStore, Membership, mark_gone
-        from cphicache.agree.port import Excluded, GroupBroken
-        from cphicache.run.handshake import HandshakeRefused
-        from cphicache.run.trace import TraceError
-        from cphicache.run.wire import encode
-        from cphicache.run.world import kind_of
+        from cphicache.agree.membership import KeyStore, Membership
+        from cphicache.agree.port import GroupBroken
 
         torch.set_num_threads(1)  # ranks share the cores
         size = self._config.cp_size
@@ -133,6 +130,26 @@ class Rank:
             line = (str(error).splitlines() or ["no reason given"])[0]
             click.echo(f"cphicache: rank {self._rank}: no store at {address}:{port} ({line}); a launcher hosts one", err=True)
             return UNUSABLE
+        try:
+            return self._live(membership)
+        except DistError as error:  # the store's host is gone, whatever this rank had to tell it
+            lines = str(error).splitlines() or ["no reason given"]
+            told = str(membership.why_stopped or f"rank {self._rank}: the launcher's store does not answer ({lines[0]})")
+            before = error.__context__
+            if before is not None and not isinstance(before, DistError | GroupBroken):
+                told += f", after {type(before).__name__}: {before}"
+            click.echo(f"cphicache: {told}; it stops", err=True)
+            _leave_at_once(1)
+
+    def _live(self, membership: Any) -> int:
+        """Serve, and tell the launcher how that went. Raises torch's DistError when the store is gone."""
+        from cphicache.agree.membership import mark_gone
+        from cphicache.agree.port import Excluded, GroupBroken
+        from cphicache.run.handshake import HandshakeRefused
+        from cphicache.run.trace import TraceError
+        from cphicache.run.wire import encode
+        from cphicache.run.world import kind_of
+
         store = membership.store
         status, broken = 1, True
         try:
@@ -145,6 +162,8 @@ class Rank:
         except GroupBroken as error:
             if self._stop.is_set() and membership.why_stopped is None:
                 status = INTERRUPTED
+            elif membership.why_stopped is not None:  # nobody is left to be told
+                click.echo(f"cphicache: {membership.why_stopped}; it stops", err=True)
             else:
                 self._tell(store, "group", str(error))
         except (HandshakeRefused, TraceError, ConfigError) as error:
@@ -158,9 +177,7 @@ class Rank:
             status = self._report(store, status)
         if broken or not self._leave(membership):
             # A broken group cannot be taken down: that would wait for who has gone.
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(status)
+            _leave_at_once(status)
         membership.close()
         return status
 
@@ -252,6 +269,12 @@ class Rank:
         if dist.is_initialized():
             dist.destroy_process_group()
         return True
+
+
+def _leave_at_once(status: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":

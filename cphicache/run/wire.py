@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -30,7 +31,7 @@ def encode(result: RankResult) -> str:
         result.verdict.bytes_checked,
         [list(mismatch) for mismatch in result.verdict.evidence],
     ]
-    values["log"] = None if result.log is None else str(result.log)
+    values["log"] = None if result.log is None else os.fsencode(result.log).decode("latin-1")  # a path is bytes, in any encoding
     return orjson.dumps(values, option=orjson.OPT_NON_STR_KEYS).decode()
 
 
@@ -42,7 +43,7 @@ def decode(text: bytes) -> RankResult:
     values["counters"] = Counters(**{name: _count(name, value) for name, value in values["counters"].items()})
     values["transfer"] = TransferCounters(*values["transfer"])
     values["verdict"] = Verdict(mismatches, bytes_checked, [Mismatch(*each) for each in evidence])
-    values["log"] = None if values["log"] is None else Path(values["log"])
+    values["log"] = None if values["log"] is None else Path(os.fsdecode(values["log"].encode("latin-1")))
     return RankResult(**values)
 
 

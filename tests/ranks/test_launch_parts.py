@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from dataclasses import fields, replace
@@ -15,10 +16,11 @@ from cphicache.run.compare import first_difference
 from cphicache.run.config import RunConfig
 from cphicache.run.handshake import HandshakeRefused, check_equal, hello
 from cphicache.run.jobs import load_requests
-from cphicache.run.launch import rank_arguments
+from cphicache.run.launch import rank_arguments, run_processes
 from cphicache.run.model import Mismatch
 from cphicache.run.rank_main import parse
 from cphicache.run.wire import decode, encode
+from cphicache.run.world import RunFailed
 from tests.ranks.worlds import config_of, delayed, in_threads, rank_logs
 
 OTHER: dict[str, object] = {
@@ -135,6 +137,8 @@ def test_a_result_comes_back_as_it_was() -> None:
     first.verdict.evidence.append(mismatch)
     told = replace(first, log=Path("a.jsonl"), waits=3, blocked_s=0.5, broken="why", gone="what")
     assert decode(encode(told).encode()) == told
+    not_utf8 = replace(told, log=Path(os.fsdecode(b"\xff\xc3/\xc3\xa4.jsonl")))
+    assert decode(encode(not_utf8).encode()) == not_utf8
     assert decode(encode(second).encode()) == second
     assert isinstance(decode(encode(second).encode()).counters.ticks_to_visible, Counter)
 
@@ -159,3 +163,14 @@ def test_logs_are_compared_event_for_event(tmp_path: Path) -> None:
     assert difference is not None
     assert "after=RESERVED" in difference
     assert "after=COMMITTED" in difference
+
+
+def test_a_trace_that_only_one_process_can_read_is_refused(tmp_path: Path) -> None:
+    """R35: every rank reads the trace by its name, so one that is not a regular file is refused as unusable before any rank is started."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(
+        RunFailed, match="pipe: is not a regular file, and with --launch processes every rank reads it; give a file"
+    ) as caught:
+        run_processes(config_of(trace=pipe), command=("a command that does not exist",))
+    assert caught.value.kind == "unusable"

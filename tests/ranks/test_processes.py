@@ -16,6 +16,7 @@ import pytest
 
 from cphicache.agree.membership import KeyStore
 from cphicache.events import read_events
+from cphicache.events.signals import exit_on_signals
 from cphicache.run.launch import rank_arguments
 from cphicache.run.world import RunFailed, make_streams
 from tests.ranks.worlds import ROOT, assert_well, assert_whole, config_of, in_processes, in_threads, rank_logs
@@ -92,8 +93,9 @@ def test_a_rank_with_other_options_is_refused_at_start() -> None:
     assert caught.value.kind == "unusable"
 
 
-def test_an_interrupt_ends_all_ranks(tmp_path: Path) -> None:
-    """R22: an interrupt ends every rank after its step: no process is left, and every log is whole."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_all_ranks(tmp_path: Path, number: signal.Signals) -> None:
+    """R22: an interrupt, or a signal to end, ends every rank after its step: no process is left, and every log is whole."""
     config = config_of(requests=2000, log=tmp_path / "events.jsonl")
     started: list[Popen[bytes]] = []
 
@@ -103,11 +105,11 @@ def test_an_interrupt_ends_all_ranks(tmp_path: Path) -> None:
         def when_all_are_ready() -> None:
             for rank in range(2):
                 store.get(f"ready/{rank}")
-            _thread.interrupt_main()
+            _thread.interrupt_main(number)
 
         Thread(target=when_all_are_ready, daemon=True).start()
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises((KeyboardInterrupt, SystemExit)), exit_on_signals(signal.SIGTERM):
         in_processes(config, on_start=interrupt)
     assert [process.returncode for process in started] == [130, 130]
     for log in rank_logs(tmp_path / "events.jsonl", 2):
