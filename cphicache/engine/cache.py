@@ -11,6 +11,7 @@ from collections.abc import Hashable, Sequence
 from itertools import takewhile
 
 from cphicache.agree.port import Reducer
+from cphicache.alloc import AllocatorPort
 from cphicache.engine.agreement import Agreement
 from cphicache.engine.backups import Backups
 from cphicache.engine.canonical import canonical_state
@@ -51,11 +52,13 @@ class CpHiRadixCache:
         log: EventLog | None = None,
         *,
         hash_secret: bytes = HASH_SECRET,
+        allocator: AllocatorPort | None = None,
     ) -> None:
+        """``allocator``: who owns the device pages; None: an allocator of the engine's own."""
         if log is not None and log.level is Level.OFF:
             log = None  # off costs one `if`
         self.config = config
-        self.state = CacheState(config)
+        self.state = CacheState(config, allocator)
         self._transfer = transfer
         self._log = log
         self._ops_log = log if log is not None and log.level >= Level.OPS else None
