@@ -45,11 +45,18 @@ class Watch:
         self.forwards, self.commits = [], 0
         self._check, self._check_quiet, self._census = check, check_quiet, take_census
         rig.each = self.look
-        begin, stored, submit = self.cache.begin_forward, self.cache.layer_stored, self.cache._transfer.submit_layers
+        begin, end = self.cache.begin_forward, self.cache.end_forward
+        stored, submit = self.cache.layer_stored, self.cache._transfer.submit_layers
+        self._inside = False
 
         def begin_forward(batch):
             self.forwards.append([])
+            self._inside = True
             begin(batch)
+
+        def end_forward():
+            end()
+            self._inside = False
 
         def layer_stored(layer):
             self.forwards[-1].append(("stored", layer))
@@ -57,11 +64,11 @@ class Watch:
 
         def submit_layers(ops, payload, layers):
             ops = list(ops)
-            if self.forwards:
+            if self._inside:
                 self.forwards[-1].extend(("d2h", layer) for layer in layers)
             submit(ops, payload, layers)
 
-        self.cache.begin_forward, self.cache.layer_stored = begin_forward, layer_stored
+        self.cache.begin_forward, self.cache.end_forward, self.cache.layer_stored = begin_forward, end_forward, layer_stored
         self.cache._transfer.submit_layers = submit_layers
 
     def census(self):
