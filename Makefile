@@ -9,10 +9,12 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
+SGLANG_VENV := .venv-sglang
+SGLANG_STAMP := $(SGLANG_VENV)/.set-up
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
 .DEFAULT_GOAL := help
-.PHONY: run test test-ranks test-gpu check diagrams soak clean help
+.PHONY: run test test-ranks test-gpu test-sglang check diagrams soak clean help
 
 run: $(STAMP)  ## serve a trace, back up and restore it, verify every byte   (ARGS="--cp-size 4 ...")
 	@$(BIN)/cphicache run $(ARGS)
@@ -25,6 +27,9 @@ test-gpu: $(STAMP)  ## run the tests that need an NVIDIA GPU; they skip, and say
 
 test-ranks: $(STAMP)  ## faults, delays and sizes over rank processes   (minutes; ARGS as for test)
 	@$(BIN)/python -m pytest -n 2 -m soak tests/ranks $(ARGS)
+
+test-sglang: $(SGLANG_STAMP)  ## run the tests inside the real SGLang scheduler, on the CPU   (minutes, 2 GB; ARGS as for test)
+	@$(SGLANG_VENV)/bin/python -m pytest tests/sglang $(ARGS)
 
 check: $(STAMP)  ## format, lint, types, import rules, generated files
 	@$(BIN)/ruff format --check .
@@ -40,7 +45,7 @@ soak: $(STAMP)  ## run the whole acceptance table   (long; ARGS as of tests/soak
 	@$(BIN)/python tests/soak.py $(ARGS)
 
 clean:  ## remove .venv and everything else that can be made again
-	@rm -rf $(VENV) build dist out ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf $(VENV) $(SGLANG_VENV) .sglang build dist out ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	@find cphicache tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help:  ## say what there is to make
@@ -55,4 +60,9 @@ $(STAMP): pyproject.toml
 	    || { echo "error: $(PYTHON) cannot make a virtual environment: install its venv module (apt install python3-venv)" >&2; exit 2; }
 	@$(PIP) $(TORCH)
 	@$(PIP) -e '.[dev]'
+	@touch $@
+
+$(SGLANG_STAMP): tests/sglang/setup.sh tests/sglang/requirements.txt pyproject.toml
+	@echo "setting up $(SGLANG_VENV) (once, some minutes)"
+	@PYTHON=$(PYTHON) TORCH=$(TORCH) tests/sglang/setup.sh $(SGLANG_VENV)
 	@touch $@

@@ -1,4 +1,7 @@
-"""SGLang's device allocator as the engine's :class:`~cphicache.alloc.AllocatorPort`: SGLang hands out the pages, the engine gives them back."""
+"""SGLang's device allocator as the engine's :class:`~cphicache.alloc.AllocatorPort`.
+
+SGLang hands out the pages that its batches write; the engine gives them back, and takes pages itself for load-backs.
+"""
 
 from __future__ import annotations
 
@@ -61,9 +64,7 @@ class ServerAllocator:
         """See the port."""
         available = self.available_size()
         state = allocator_state_text(available, self._page_size)
-        return (
-            f"Available tokens: {available + evictable_size} ({state} + evictable_size={evictable_size}), evict_result={evict_result}"
-        )
+        return f"Available tokens: {available + evictable_size} ({state} + evictable_size={evictable_size}), evict_result={evict_result}"
 
     def snapshot(self) -> AllocatorSnapshot:
         """See the port. Not inside a group of frees, whose pages are in no list."""
@@ -71,7 +72,9 @@ class ServerAllocator:
 
     def restore(self, snapshot: AllocatorSnapshot) -> None:
         """Refused: the pages are SGLang's."""
-        raise ValueError("restore of an engine inside SGLang: its device pages belong to the server; restore into an engine of your own")
+        raise ValueError(
+            "restore of an engine inside SGLang: its device pages belong to the server; restore into an engine of your own"
+        )
 
     def canonical(self) -> AllocatorSnapshot:
         """See the port."""

@@ -29,7 +29,10 @@ def check_start(context: Any, memory: Any, disaggregation: Any, serving: Any, sp
     params = context.params
     allocator = type(params.token_to_kv_pool_allocator).__name__
     refusals = (
-        (not context.enable_hierarchical_cache, "--radix-cache-backend cphicache without --enable-hierarchical-cache: add that flag"),
+        (
+            not context.enable_hierarchical_cache,
+            "--radix-cache-backend cphicache without --enable-hierarchical-cache: add that flag",
+        ),
         (context.disable_radix_cache, "--disable-radix-cache with --radix-cache-backend cphicache: give one of them"),
         (
             memory.hicache_storage_backend is not None,
@@ -47,7 +50,10 @@ def check_start(context: Any, memory: Any, disaggregation: Any, serving: Any, sp
         ),
         (params.pp_size > 1, f"--pp-size {params.pp_size}: pipeline parallelism is not supported; use 1"),
         (context.tp_size > 1, f"--tp-size {context.tp_size}: several ranks are not supported yet inside SGLang; use 1"),
-        (params.attn_cp_size > 1, f"attention CP size {params.attn_cp_size}: several ranks are not supported yet inside SGLang; use 1"),
+        (
+            params.attn_cp_size > 1,
+            f"attention CP size {params.attn_cp_size}: several ranks are not supported yet inside SGLang; use 1",
+        ),
         (
             disaggregation.disaggregation_mode not in (None, "null"),
             f"--disaggregation-mode {disaggregation.disaggregation_mode} is not supported: its events bypass the cache",

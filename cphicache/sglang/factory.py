@@ -36,7 +36,10 @@ PAYLOAD = "target"
 
 
 def build_cache(context: Any, problem: str | None = None, faults: CopyFaults | None = None) -> CphicachePrefixCache:
-    """The backend's factory. ``problem``: what went wrong when the plug-in was loaded. Raises :class:`SglangRefused`, told on stderr too."""
+    """The backend's factory. ``problem``: what went wrong when the plug-in was loaded; ``faults``: planned failures (tests).
+
+    Raises :class:`SglangRefused` and other ValueErrors, told on stderr in one line too.
+    """
     try:
         if problem is not None:
             raise SglangRefused(problem)
@@ -121,11 +124,15 @@ def _streams(device: torch.device, context: Any) -> Streams:
     if device.type != "cuda":
         raise SglangRefused(f"device {device.type} is not supported: use cuda or cpu")
     if get_schedule().disable_overlap_schedule:
-        raise SglangRefused("--disable-overlap-schedule on a GPU is not supported yet: the copies are ordered after the forward stream")
+        raise SglangRefused(
+            "--disable-overlap-schedule on a GPU is not supported yet: the copies are ordered after the forward stream"
+        )
     return CudaStreams(device, compute=context.tp_worker.model_runner.forward_stream)
 
 
 def _log(settings: Settings) -> EventLog | None:
     if not settings.log or settings.log_level == "off":
         return None
-    return EventLog(Path(settings.log), rank=0, level=Level[settings.log_level.upper()], wall_clock=time.time, header={"server": "sglang"})
+    return EventLog(
+        Path(settings.log), rank=0, level=Level[settings.log_level.upper()], wall_clock=time.time, header={"server": "sglang"}
+    )

@@ -42,7 +42,7 @@ def around_run_batch(run: Callable[..., Any], scheduler: Any, batch: Any, *args:
     return result
 
 
-def after_attention(
+def after_attention(  # noqa: PLR0917 - SGLang's signature
     result: Any, backend: Any, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *args: Any, **kwargs: Any
 ) -> None:
     """``AttentionBackend.forward``: a layer's KV store has been issued."""

@@ -30,7 +30,7 @@ TARGET = 0
 """Index of the only payload, the target model's KV."""
 
 
-class CphicachePrefixCache(BasePrefixCache):  # type: ignore[misc]
+class CphicachePrefixCache(BasePrefixCache):
     """The tree cache of one scheduler process. ``start_layer``: number of the pool's first layer. ``close``: gives everything back."""
 
     is_cphicache = True
@@ -48,7 +48,7 @@ class CphicachePrefixCache(BasePrefixCache):  # type: ignore[misc]
         self.disable = False
         self.req_to_token_pool = params.req_to_token_pool
         self.token_to_kv_pool_allocator = params.token_to_kv_pool_allocator
-        self.page_size = params.page_size
+        self.page_size: int = params.page_size
         self.device = params.token_to_kv_pool_allocator.device
         self.enable_storage = False
         self.engine = engine
@@ -310,8 +310,8 @@ class CphicachePrefixCache(BasePrefixCache):  # type: ignore[misc]
         return (starts[:, None] + torch.arange(self.page_size)).reshape(-1).to(self.device)
 
     def _row(self, req: Any, tokens: int) -> torch.Tensor:
-        row: torch.Tensor = self.req_to_token_pool.req_to_token[req.kv.req_pool_idx, :tokens]
-        return row
+        rows: torch.Tensor = self.req_to_token_pool.req_to_token
+        return rows[req.kv.req_pool_idx, :tokens]
 
     def _pages(self, row: torch.Tensor) -> list[LogicalPage]:
         return [LogicalPage(page) for page in (row[:: self.page_size] // self.page_size).tolist()]

@@ -66,7 +66,9 @@ def load_settings(environment: Mapping[str, str]) -> Settings:
             continue
         name = variable.removeprefix(PREFIX).lower()
         if name not in kinds:
-            raise SglangRefused(f"{variable} is not a setting; unset it, or give some of {', '.join(PREFIX + n.upper() for n in kinds)}")
+            raise SglangRefused(
+                f"{variable} is not a setting; unset it, or give some of {', '.join(PREFIX + n.upper() for n in kinds)}"
+            )
         values[name] = _parse(variable, text, kinds[name])
     return replace(Settings(), **values)  # type: ignore[arg-type]
 

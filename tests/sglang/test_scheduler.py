@@ -91,7 +91,7 @@ RUNS = [
 
 @pytest.mark.parametrize(("model", "page_size", "overlap_schedule", "layout", "options"), RUNS)
 def test_random_requests_give_the_tokens_of_a_run_without_cache(model, page_size, overlap_schedule, layout, options):
-    """R12, R17, R25-R27: requests with shared prefixes, chunks and aborts, under eviction: equal tokens, no finding, no leak at any idle."""
+    """R12, R17, R25-R27: requests with shared prefixes, chunks and aborts, under eviction: equal tokens, no finding, no leak."""
     options = {"max_total_tokens": 768, "chunked_prefill_size": 128 if page_size == 64 else 64, **options}
     reference = served(model, "random", "none", requests=30, options={"max_total_tokens": 2048})
     options |= {"page_size": page_size, "disable_overlap_schedule": not overlap_schedule, "hicache_mem_layout": layout}
@@ -118,6 +118,16 @@ def test_host_pool_far_below_the_working_set():
             assert result["served"][rid]["tokens"] == reference["served"][rid]["tokens"]
     assert result["watch"]["findings"] == []
     assert result["watch"]["host_evictions"] + sum(result["watch"]["refused"].values()) > 0
+
+
+def test_retracted_requests_start_again():
+    """R12, R18: requests that are taken back for lack of pages give up their reservations, start again and give the same tokens."""
+    options = {"max_total_tokens": 384, "schedule_conservativeness": 0.1}
+    result = served("llama", "retract", options=options)
+    reference = served("llama", "retract", "none", options={"max_total_tokens": 2048})
+    assert result["served"]["retracted"] > 0
+    assert tokens(result) == tokens(reference)
+    assert result["watch"]["findings"] == []
 
 
 def test_request_that_would_split_a_pending_node_waits_alone():

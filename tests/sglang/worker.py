@@ -30,7 +30,7 @@ def forbid_built_in():
         raise AssertionError(f"{name} was made: the engine at work is not cphicache's")
 
     for module, name in BUILT_IN:
-        setattr(getattr(importlib.import_module(module), name), "__init__", partial(refuse, name))
+        getattr(importlib.import_module(module), name).__init__ = partial(refuse, name)
 
 
 class Watch:
@@ -195,15 +195,23 @@ def serve_flush(rig, config):
     return {"busy": busy, "flushed": flushed, "first": told(req), "again": told(rig.generate("again", first))}
 
 
-SCENARIOS = {"basic": serve_basic, "random": serve_random, "waiting": serve_waiting, "flush": serve_flush}
+def serve_retract(rig, config):
+    """More tokens are decoded than the device pool has room for: SGLang takes requests back and starts them again."""
+    _, prompt = prompts(13)
+    requests = [rig.submit(f"r{index}", prompt(64), 70) for index in range(4)]
+    rig.run(requests)
+    return {"retracted": sum(req.retracted_stain for req in requests), **{req.rid: told(req) for req in requests}}
+
+
+SCENARIOS = {"retract": serve_retract, "basic": serve_basic, "random": serve_random, "waiting": serve_waiting, "flush": serve_flush}
 
 
 def prepare(config):
     """Before the scheduler is made: slow copies, failing copies, and nothing of SGLang's own engine."""
     forbid_built_in()
-    import cphicache.sglang.factory as factory
     from sglang.srt.mem_cache import registry
 
+    from cphicache.sglang import factory
     from cphicache.transfer.faults import CopyFaults
     from cphicache.transfer.streams.threads import ThreadStreams
 

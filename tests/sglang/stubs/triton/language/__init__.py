@@ -1,7 +1,7 @@
 from .. import Anything
 
 
-class constexpr:  # noqa: N801 - triton's name
+class constexpr:
     def __init__(self, value=None):
         self.value = value
 
@@ -9,11 +9,11 @@ class constexpr:  # noqa: N801 - triton's name
         return cls
 
 
-class dtype:  # noqa: N801
+class dtype:
     pass
 
 
-class tensor:  # noqa: N801
+class tensor:
     pass
 
 
