@@ -86,6 +86,9 @@ RUNS = [
     ("llama", 64, False, "layer_first", {}),
     ("mla", 16, False, "layer_first", {"max_total_tokens": 640}),
     ("mla", 64, True, "page_first_direct", {}),
+    ("llama", 16, False, "layer_first", {"max_total_tokens": 640, "enable_mixed_chunk": True, "chunked_prefill_size": 50}),
+    ("llama", 16, True, "layer_first", {"max_total_tokens": 640, "hicache_write_policy": "write_back"}),
+    ("llama", 16, False, "layer_first", {"max_total_tokens": 640, "hicache_write_policy": "write_through_selective"}),
 ]
 
 

