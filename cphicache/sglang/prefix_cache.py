@@ -125,7 +125,8 @@ class CphicachePrefixCache(BasePrefixCache):
         name = self._name_of(req)
         if self.engine.is_waiting(name):
             return True
-        full = self._key(req.full_untruncated_fill_ids, req.extra_key, req.cache_salt)
+        # Not the request's fill ids: SGLang sets them between asking whether to preempt for it and asking whether to add it.
+        full = self._key_of(req, req.origin_input_ids + req.output_ids)
         return self.engine.prepare(name, full, full) is None
 
     def init_load_back(self, params: Any) -> tuple[torch.Tensor, Any]:

@@ -96,7 +96,11 @@ class Rig:
         def bounded():
             nonlocal count
             count += 1
-            assert count < LIMIT, f"no progress: queue {[req.rid for req in self.scheduler.waiting_queue]}"
+            assert count < LIMIT, (
+                f"no progress: waiting {[req.rid for req in self.scheduler.waiting_queue]}, "
+                f"running {[req.rid for req in self.scheduler.running_batch.reqs]}, "
+                f"in flight {getattr(self.cache, 'ongoing_write_through', None)} {getattr(self.cache, 'ongoing_load_back', None)}"
+            )
             return callback()
 
         self._callback = bounded

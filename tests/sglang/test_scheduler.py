@@ -143,6 +143,16 @@ def test_request_that_would_split_a_pending_node_waits_alone():
     assert result["watch"]["findings"] == []
 
 
+def test_nobody_is_preempted_for_a_request_that_has_to_wait():
+    """R17: with priorities, a running request is not taken back for one that would be passed over; both end, with the right tokens."""
+    priorities = {"enable_priority_scheduling": True, "max_running_requests": 1, "priority_scheduling_preemption_threshold": 1}
+    result = served("llama", "preempt", delay_us=60_000, options=priorities)
+    reference = served("llama", "preempt", "none", options={"max_running_requests": 1, "enable_priority_scheduling": True})
+    assert result["watch"]["deferred"] > 0
+    assert tokens(result) == tokens(reference)
+    assert result["watch"]["findings"] == []
+
+
 def test_failed_load_back_aborts_its_readers_and_enters_nothing():
     """R25: a request that was admitted on a load-back which fails is aborted with the reason, or its KV does not enter the tree."""
     result = served("llama", "basic", fail_load=True)

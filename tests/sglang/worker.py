@@ -195,6 +195,22 @@ def serve_flush(rig, config):
     return {"busy": busy, "flushed": flushed, "first": told(req), "again": told(rig.generate("again", first))}
 
 
+def serve_preempt(rig, config):
+    """One request at a time, with priorities: the urgent one would divide a node whose backup is pending, so that it has to wait."""
+    _, prompt = prompts(17)
+    stem = prompt(200)
+    slow = rig.submit("slow", stem + prompt(40), 40, priority=1)
+    made = []
+
+    def callback():
+        if slow.output_ids and not made:
+            made.append(rig.submit("urgent", stem[:100] + prompt(40), 3, priority=9))
+        return bool(made) and slow.finished() and made[0].finished() and rig.scheduler.is_fully_idle()
+
+    rig.loop(callback)
+    return {"preempted": slow.retracted_stain, **{req.rid: told(req) for req in (slow, *made)}}
+
+
 def serve_retract(rig, config):
     """More tokens are decoded than the device pool has room for: SGLang takes requests back and starts them again."""
     _, prompt = prompts(13)
@@ -203,7 +219,10 @@ def serve_retract(rig, config):
     return {"retracted": sum(req.retracted_stain for req in requests), **{req.rid: told(req) for req in requests}}
 
 
-SCENARIOS = {"retract": serve_retract, "basic": serve_basic, "random": serve_random, "waiting": serve_waiting, "flush": serve_flush}
+SCENARIOS = {
+    "basic": serve_basic, "random": serve_random, "retract": serve_retract, "preempt": serve_preempt, "waiting": serve_waiting,
+    "flush": serve_flush,
+}  # fmt: skip
 
 
 def prepare(config):
