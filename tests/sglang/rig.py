@@ -10,7 +10,7 @@ STRICT = (
     "SGLANG_CHECK_KV_PAGE_INVARIANTS",
 )
 """SGLang checks its accounts at every iteration and raises on a leak."""
-LIMIT = 20_000
+LIMIT = 500_000
 """Iterations after which a run that has not ended is stuck."""
 
 
