@@ -10,10 +10,12 @@ EXPLORE_S ?= 3600
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
+SGLANG_VENV := .venv-sglang
+SGLANG_STAMP := $(SGLANG_VENV)/.set-up
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
 .DEFAULT_GOAL := help
-.PHONY: run test test-ranks test-gpu check diagrams explore simulate bench bench-peer soak clean help
+.PHONY: run test test-ranks test-gpu test-sglang check diagrams explore simulate bench bench-peer soak clean help
 
 run: $(STAMP)  ## serve a trace, back up and restore it, verify every byte   (ARGS="--cp-size 4 ...")
 	@$(BIN)/cphicache run $(ARGS)
@@ -29,6 +31,9 @@ test-gpu: $(STAMP)  ## run the tests that need an NVIDIA GPU; they skip, and say
 
 test-ranks: $(STAMP)  ## faults, delays and sizes over rank processes   (minutes; ARGS as for test)
 	@$(BIN)/python -m pytest -n 2 -m soak tests/ranks $(ARGS)
+
+test-sglang: $(SGLANG_STAMP)  ## run the tests inside the real SGLang scheduler, on the CPU   (minutes, 2 GB; ARGS as for test)
+	@$(SGLANG_VENV)/bin/python -m pytest tests/sglang $(ARGS)
 
 check: $(STAMP)  ## format, lint, types, import rules, generated files
 	@$(BIN)/ruff format --check .
@@ -53,7 +58,7 @@ soak: $(STAMP)  ## run the whole acceptance table   (long; ARGS as of tests/soak
 	@$(BIN)/python tests/soak.py $(ARGS)
 
 clean:  ## remove .venv and everything else that can be made again
-	@rm -rf $(VENV) .venv-peer build dist out ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf $(VENV) .venv-peer $(SGLANG_VENV) .sglang build dist out ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	@find cphicache tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help:  ## say what there is to make
@@ -77,4 +82,8 @@ $(STAMP): pyproject.toml
 	@.venv-peer/bin/python -m pip --disable-pip-version-check install -qq $(TORCH)
 	@.venv-peer/bin/python -m pip --disable-pip-version-check install -qq -e .
 	@.venv-peer/bin/python -m pip --disable-pip-version-check install -qq --no-deps sglang==0.5.20
+
+$(SGLANG_STAMP): tests/sglang/setup.sh tests/sglang/requirements.txt pyproject.toml
+	@echo "setting up $(SGLANG_VENV) (once, some minutes)"
+	@PYTHON=$(PYTHON) TORCH=$(TORCH) tests/sglang/setup.sh $(SGLANG_VENV)
 	@touch $@

@@ -13,6 +13,7 @@ from itertools import takewhile
 from typing import Any
 
 from cphicache.agree.port import Reducer
+from cphicache.alloc import AllocatorPort
 from cphicache.engine.agreement import Agreement
 from cphicache.engine.backups import Backups
 from cphicache.engine.canonical import PageName, canonical_state
@@ -59,11 +60,13 @@ class CpHiRadixCache:
         *,
         hash_secret: bytes = HASH_SECRET,
         names: KeyNames | None = None,
+        allocator: AllocatorPort | None = None,
     ) -> None:
+        """``allocator``: who owns the device pages; None: an allocator of the engine's own."""
         if log is not None and log.level is Level.OFF:
             log = None  # off costs one `if`
         self.config = config
-        self.state = CacheState(config)
+        self.state = CacheState(config, allocator)
         self._transfer = transfer
         self._log = log
         self._ops: OpLog | None = None

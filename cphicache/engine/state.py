@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cphicache.alloc import PageAllocator
+from cphicache.alloc import AllocatorPort, PageAllocator
 from cphicache.engine.config import CacheConfig
 from cphicache.engine.counters import Counters
 from cphicache.engine.records import Backup, Batch, Load, Parked, Pin, Request, Waiter
@@ -31,12 +31,12 @@ class KVEvent(NamedTuple):
 class CacheState:
     """Tree, allocator, ledger, sequence and everybody who waits."""
 
-    def __init__(self, config: CacheConfig) -> None:
+    def __init__(self, config: CacheConfig, allocator: AllocatorPort | None = None) -> None:
         self.config = config
         self.layout = config.layout(0)  # only rank-independent questions are asked of it here
         self.no_need: Need = (0,) * config.cp_size
         self.tree: RadixTree[Backup] = RadixTree(config.page_size, config.eviction_policy, self._make_backup)
-        self.alloc = PageAllocator(self.layout, config.usable_pages)
+        self.alloc: AllocatorPort = PageAllocator(self.layout, config.usable_pages) if allocator is None else allocator
         self.ledger = HostLedger(config.cp_size, dict.fromkeys(config.payload_names, config.host_slots))
         self.tick = 0
         self.clock = 0

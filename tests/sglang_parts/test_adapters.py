@@ -1,0 +1,190 @@
+"""SGLang's allocator, pools and hooks as cphicache sees them. The stand-ins have the few methods of SGLang's that are used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from cphicache.agree.local import SingleReducer
+from cphicache.engine import CacheConfig, CpHiRadixCache
+from cphicache.sglang import hooks
+from cphicache.sglang.allocator import ServerAllocator
+from cphicache.sglang.pools import adopt_pool
+from cphicache.sglang.refusal import SglangRefused
+from cphicache.sglang.streams import HostForwardStreams
+from cphicache.spaces import CpSharedKVLayout, LogicalPage
+from cphicache.transfer.pools.device import DevicePool, KVShape
+from cphicache.transfer.pools.host import make_host_pool
+from cphicache.transfer.port import Wait
+from cphicache.transfer.rank import RankTransfer
+
+PAGE = 4
+
+
+class PagedServer:
+    """A page allocator with the interface of SGLang's."""
+
+    def __init__(self, pages: int) -> None:
+        self.size, self.page_size, self.device = pages * PAGE, PAGE, "cpu"
+        self.free_pages = torch.arange(1, pages + 1)
+
+    def available_size(self) -> int:
+        return len(self.free_pages) * PAGE
+
+    def alloc(self, tokens: int) -> torch.Tensor | None:
+        count = tokens // PAGE
+        if count > len(self.free_pages):
+            return None
+        taken, self.free_pages = self.free_pages[:count], self.free_pages[count:]
+        return (taken[:, None] * PAGE + torch.arange(PAGE)).reshape(-1)
+
+    def free_page_ids(self, pages: torch.Tensor) -> None:
+        self.free_pages = torch.cat([pages, self.free_pages])
+
+    def get_all_free_pages(self) -> torch.Tensor:
+        return self.free_pages
+
+
+def test_pages_come_from_the_server_and_go_back_to_it() -> None:
+    """R29: pages are handed out by SGLang's allocator and freed into it; a demand that it cannot meet changes nothing."""
+    server = PagedServer(6)
+    alloc = ServerAllocator(server)
+    assert alloc.usable_pages == range(1, 7)
+    first = alloc.alloc(2)
+    assert first == [1, 2]
+    assert alloc.available_size() == 16
+    assert alloc.alloc_for_owners([0] * 5) is None
+    assert alloc.lane_shortage_for_owners([0] * 5) == (1,)
+    assert alloc.lane_shortage(4) == (0,)
+    alloc.free([LogicalPage(2)])
+    assert alloc.snapshot().free == ((2, 3, 4, 5, 6),)
+    assert alloc.alloc(0) == []
+    alloc.free([])
+    assert "allocator_available_size=20" in alloc.out_of_memory_text(8, None)
+    assert alloc.out_of_memory_text(8, None).startswith("Available tokens: 28 ")
+    with pytest.raises(ValueError, match="belong to the server"):
+        alloc.restore(alloc.canonical())
+
+
+def test_an_engine_on_a_servers_allocator_evicts_and_loads_back() -> None:
+    """R25, R27, R29: an engine whose pages are SGLang's evicts into its allocator, loads back out of it, and leaves nothing behind."""
+    server = PagedServer(6)
+    shape = KVShape("mha", 2, {"k": 8, "v": 8}, torch.float32)
+    device = DevicePool(shape, server.size + PAGE)
+    streams = HostForwardStreams()
+    host = make_host_pool("layer_first", shape, 16 * PAGE, PAGE)
+    transfer = RankTransfer(CpSharedKVLayout(PAGE, 1, 0), {"target": device}, {"target": host}, streams)
+    config = CacheConfig(
+        page_size=PAGE, cp_size=1, usable_pages=6, payloads=(("target", 2),), host_slots=16 * PAGE, load_back_threshold=1
+    )
+    cache = CpHiRadixCache(config, transfer, SingleReducer(), allocator=ServerAllocator(server))
+    key = cache.key(range(16))
+    found = cache.prepare("a", key)
+    assert found is not None
+    cache.admit("a", found.device_node, 0)
+    row = cache.alloc(4, None)
+    assert row is not None
+    device.rows(1, "v")[:] = torch.arange(device.rows(1, "v").numel()).view_as(device.rows(1, "v")) % 251
+    stored = device.read(1, locs(row))["v"]
+    cache.reserve("a", 1, key, row)
+    for layer in range(2):
+        cache.layer_stored(1, 0, layer)
+    cache.end_payload(1, 0)
+    cache.end_forward(1)
+    assert cache.finish("a", key, row)
+    for operation in list(cache.state.pending.values()):
+        transfer.wait_backup(operation.key)
+    cache.begin_tick()
+    cache.begin_tick()
+    assert cache.counters.committed == 1
+    assert server.available_size() + cache.evictable_size() == server.size
+    assert cache.evict(16).num_tokens_evicted == 16
+    assert server.available_size() == server.size
+    device.rows(1, "v").zero_()
+    found = cache.prepare("b", key)
+    assert found is not None
+    answer = cache.load_back("b", found, 16)
+    assert len(answer.pages) == 4
+    assert server.available_size() + cache.protected_size() == server.size
+    cache.start_loads()
+    transfer.wait_load(1)
+    assert torch.equal(device.read(1, locs(answer.pages))["v"], stored)
+    cache.begin_tick()
+    cache.begin_tick()
+    cache.flush()
+    assert server.available_size() == server.size
+    streams.close()
+
+
+def locs(pages: Sequence[LogicalPage]) -> list[int]:
+    return [page * PAGE + offset for page in pages for offset in range(PAGE)]
+
+
+def test_the_forward_on_the_host_waits_by_blocking() -> None:
+    """R34: what the calling thread has issued has run, and its wait for a copy returns when the copy has run."""
+    streams = HostForwardStreams()
+    compute, load = streams.stream("compute"), streams.stream("load")
+    assert compute is streams.stream("compute")
+    assert compute.name == "compute"
+    ran: list[str] = []
+    load.wait(compute.record(), Wait.READ_TO_LOAD)
+    load.submit(lambda: ran.append("load"))
+    compute.wait(load.record(), Wait.LOAD_TO_READ)
+    compute.submit(lambda: ran.append("forward"))
+    assert ran == ["load", "forward"]
+    assert streams.query(load.record(), Wait.DRAIN_TO_FREE)
+    assert streams.now_us is None
+    streams.pause(1.0)
+    streams.close()
+
+
+def named(name: str, **fields: Any) -> Any:
+    return type(name, (), {})() if not fields else type(name, (), fields)()
+
+
+def test_device_pools_are_adopted_not_copied() -> None:
+    """R35: an MHA and an MLA pool of SGLang's are used where they lie."""
+    tensors = [torch.zeros(12, 2, 4) for _ in range(4)]
+    pool = adopt_pool(named("MHATokenToKVPool", k_buffer=tensors[:2], v_buffer=tensors[2:], kv_cache_layout="nhd"), PAGE)
+    assert (pool.shape.kind, pool.shape.layers, dict(pool.shape.components)) == ("mha", 2, {"k": 8, "v": 8})
+    assert pool.buffer(1, "v").data_ptr() == tensors[3].data_ptr()
+    latent = [torch.zeros(12, 1, 10) for _ in range(3)]
+    pool = adopt_pool(named("MLATokenToKVPool", kv_buffer=latent), PAGE)
+    assert (pool.shape.kind, pool.shape.layers, dict(pool.shape.components)) == ("mla", 3, {"latent": 10})
+
+
+@pytest.mark.parametrize(
+    ("pool", "says"),
+    [
+        (named("SWAKVPool"), "device pool SWAKVPool is not supported"),
+        (named("MHATokenToKVPool", kv_cache_layout="hnd"), "layout 'hnd' is not supported"),
+        (named("MHATokenToKVPool", is_quantized_kv_cache=True), "scales would not be moved"),
+        (named("MLATokenToKVPool", kv_buffer=[torch.zeros(8, 10).T]), "is not contiguous"),
+    ],
+)
+def test_other_device_pools_are_refused(pool: Any, says: str) -> None:
+    """R35: a pool that cannot be moved is refused, by its name."""
+    with pytest.raises(SglangRefused, match=says):
+        adopt_pool(pool, PAGE)
+
+
+def test_hooks_leave_other_backends_alone() -> None:
+    """R36: where the tree cache is not cphicache's, every hook calls what it stands around, once, with what it was given."""
+    calls: list[tuple[Any, ...]] = []
+
+    def original(*given: Any) -> str:
+        calls.append(given)
+        return "answer"
+
+    other = SimpleNamespace(tree_cache=SimpleNamespace())
+    assert hooks.around_run_batch(original, other, "batch") == "answer"
+    assert hooks.around_add_one_req(original, other, "req", False, None) == "answer"
+    assert hooks.around_preempt(original, other, "req") == "answer"
+    assert hooks.around_flush(original, other) == "answer"
+    assert calls == [(other, "batch"), (other, "req", False, None), (other, "req"), (other,)]
+    assert hooks.after_prepare_for_extend(None, other) is None
+    assert hooks.after_attention("out", None, None, None, None, SimpleNamespace(layer_id=0), None) is None
