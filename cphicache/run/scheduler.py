@@ -6,6 +6,7 @@ state only, so all ranks schedule alike.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -141,6 +142,8 @@ class Scheduler:
             )
         if not passes:
             self._streams.pause(IDLE_US)
+            if self._streams.now_us is None:
+                time.sleep(IDLE_US / 1e6)  # real copies need real time, and the processor: steps alone would count it up in no time
             self._skip_idle()
 
     # -- arrivals, aborts, retractions ------------------------------------------------------------------------------------------
