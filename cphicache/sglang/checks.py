@@ -11,7 +11,7 @@ from cphicache.sglang.refusal import SglangRefused, say
 TESTED = ("0.5.20",)
 POLICIES = ("lru", "lfu")
 """Eviction policies that both sides have. ``priority``: the requests' priorities do not reach the tree yet."""
-ALLOCATORS = ("PagedTokenToKVPoolAllocator", "TokenToKVPoolAllocator")
+ALLOCATORS = ("PagedTokenToKVPoolAllocator", "TokenToKVPoolAllocator", "PageInterleavePoolAllocator")
 HOST_POLICIES = ("write_through", "write_through_selective", "write_back")
 
 
@@ -49,11 +49,6 @@ def check_start(context: Any, memory: Any, disaggregation: Any, serving: Any, sp
             f"--speculative-algorithm {spec.speculative_algorithm}: draft KV is not supported yet; drop that option",
         ),
         (params.pp_size > 1, f"--pp-size {params.pp_size}: pipeline parallelism is not supported; use 1"),
-        (context.tp_size > 1, f"--tp-size {context.tp_size}: several ranks are not supported yet inside SGLang; use 1"),
-        (
-            params.attn_cp_size > 1,
-            f"attention CP size {params.attn_cp_size}: several ranks are not supported yet inside SGLang; use 1",
-        ),
         (
             disaggregation.disaggregation_mode not in (None, "null"),
             f"--disaggregation-mode {disaggregation.disaggregation_mode} is not supported: its events bypass the cache",

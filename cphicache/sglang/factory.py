@@ -11,14 +11,16 @@ from typing import Any
 import torch
 from sglang.srt.runtime_context import get_disagg, get_memory, get_schedule, get_serving, get_spec
 
-from cphicache.agree.local import SingleReducer
+from cphicache import __version__
 from cphicache.engine import CacheConfig, CpHiRadixCache, WriteBackShort, WritePolicy
-from cphicache.events import EventLog, Level
+from cphicache.events import EventLog, Level, rank_log_path
 from cphicache.sglang.allocator import ServerAllocator
 from cphicache.sglang.checks import check_start
 from cphicache.sglang.counter import LayerCounter
+from cphicache.sglang.interleaved import InterleavedServerAllocator
 from cphicache.sglang.pools import adopt_pool
 from cphicache.sglang.prefix_cache import CphicachePrefixCache
+from cphicache.sglang.ranks import Ranks, members_of
 from cphicache.sglang.refusal import SglangRefused, say
 from cphicache.sglang.settings import Settings, load_settings
 from cphicache.sglang.streams import HostForwardStreams
@@ -56,14 +58,16 @@ def _build(context: Any, settings: Settings, faults: CopyFaults | None) -> Cphic
     page_size, server = params.page_size, params.token_to_kv_pool_allocator
     kvcache = server.get_kvcache()
     device_pool = adopt_pool(kvcache, page_size)
-    budget = _budget(memory, device_pool, page_size, server.size)
+    layout, allocator = adopt_allocator(server)
+    local_ranks = max(context.tp_size // context.server_args.nnodes, 1)
+    budget = _budget(memory, device_pool, page_size, server.size // layout.cp_size, local_ranks)
     device = torch.device(server.device)
     io_backend = settings.io_backend or ("torch" if device.type == "cpu" else memory.hicache_io_backend)
     host_memory = HostMemory.for_device(device)
     host_pool = make_host_pool(memory.hicache_mem_layout, device_pool.shape, budget.slots, page_size, memory=host_memory)
     streams = _streams(device, context)
     transfer = RankTransfer(
-        CpSharedKVLayout(page_size, 1, 0),
+        layout,
         {PAYLOAD: device_pool},
         {PAYLOAD: host_pool},
         streams,
@@ -72,8 +76,9 @@ def _build(context: Any, settings: Settings, faults: CopyFaults | None) -> Cphic
     )
     config = CacheConfig(
         page_size=page_size,
-        cp_size=1,
-        usable_pages=server.size // page_size,
+        cp_size=layout.cp_size,
+        base=layout.base,
+        usable_pages=len(allocator.usable_pages),
         payloads=((PAYLOAD, device_pool.shape.layers),),
         host_slots=budget.slots,
         policy=WritePolicy(memory.hicache_write_policy),
@@ -86,36 +91,54 @@ def _build(context: Any, settings: Settings, faults: CopyFaults | None) -> Cphic
         load_back_threshold=settings.load_back_threshold,
         write_back_short=WriteBackShort(settings.write_back_short),
     )
-    log = _log(settings)
-    engine = CpHiRadixCache(config, transfer, SingleReducer(), log, allocator=ServerAllocator(server))
+    ranks = Ranks(members_of(params), settings.rank_timeout_s)
+    effective = asdict(config) | {
+        "device_pool": type(kvcache).__name__,
+        "token_bytes": device_pool.shape.token_bytes,
+        "host_layout": memory.hicache_mem_layout,
+        "io_backend": io_backend,
+        "host_bytes": budget.size_bytes,
+        "log": settings.log or None,
+        "ranks": ranks.size,
+    }
+    ranks.check_equal(
+        {"version": __version__, "torch": str(torch.__version__)} | {name: str(value) for name, value in effective.items()}
+    )
+    log = _log(settings, ranks)
+    engine = CpHiRadixCache(config, transfer, ranks.reducer, log, allocator=allocator)
 
     def close() -> None:
+        ranks.leave()
         streams.close()
         host_memory.close()
         if log is not None:
             log.close()
 
-    cache = CphicachePrefixCache(params, engine, transfer, start_layer=kvcache.start_layer, close=close)
+    cache = CphicachePrefixCache(params, engine, transfer, start_layer=kvcache.start_layer, on_tick=ranks.note_tick, close=close)
     counter = LayerCounter(cache)
     kvcache.register_layer_transfer_counter(counter)
     context.tp_worker.register_hicache_layer_transfer_counter(counter)
-    effective = asdict(config) | {
-        "device_pool": type(kvcache).__name__,
-        "host_layout": memory.hicache_mem_layout,
-        "io_backend": io_backend,
-        "host_bytes": budget.size_bytes,
-        "log": settings.log or None,
-    }
-    say("configuration: " + " ".join(f"{name}={value}" for name, value in effective.items()))
+    if ranks.rank == 0:
+        say("configuration: " + " ".join(f"{name}={value}" for name, value in effective.items()))
     return cache
 
 
-def _budget(memory: Any, pool: DevicePool, page_size: int, device_tokens: int) -> HostBudget:
-    """``--hicache-size`` (GB of 10**9 bytes) wins over ``--hicache-ratio``, as in SGLang."""
-    token_bytes = {PAYLOAD: pool.shape.token_bytes}
+def adopt_allocator(server: Any) -> tuple[CpSharedKVLayout, ServerAllocator]:
+    """Where SGLang's allocator places the pages, and the engine's view of it. Raises :class:`SglangRefused`."""
+    shards = getattr(server, "shard_size", 1)
+    if shards == 1:
+        return CpSharedKVLayout(server.page_size, 1, 0), ServerAllocator(server)
+    if server.shard_spec is None:
+        raise SglangRefused(f"device allocator {type(server).__name__} does not say which of {shards} shards this rank is")
+    return CpSharedKVLayout(server.page_size, shards, server.shard_spec.shard_rank, base=0), InterleavedServerAllocator(server)
+
+
+def _budget(memory: Any, pool: DevicePool, page_size: int, device_tokens: int, ranks_here: int) -> HostBudget:
+    """``--hicache-size`` (GB of 10**9 bytes a rank) wins over ``--hicache-ratio``, as in SGLang."""
+    chosen: dict[str, Any] = {"ratio": memory.hicache_ratio, "device_slots": device_tokens}
     if memory.hicache_size and memory.hicache_size > 0:
-        return host_budget(token_bytes, page_size, gib=memory.hicache_size * 1e9 / 2**30, limits=memory_limits())
-    return host_budget(token_bytes, page_size, ratio=memory.hicache_ratio, device_slots=device_tokens, limits=memory_limits())
+        chosen = {"gib": memory.hicache_size * 1e9 / 2**30}
+    return host_budget({PAYLOAD: pool.shape.token_bytes}, page_size, ranks_here=ranks_here, limits=memory_limits(), **chosen)
 
 
 def _streams(device: torch.device, context: Any) -> Streams:
@@ -130,9 +153,9 @@ def _streams(device: torch.device, context: Any) -> Streams:
     return CudaStreams(device, compute=context.tp_worker.model_runner.forward_stream)
 
 
-def _log(settings: Settings) -> EventLog | None:
+def _log(settings: Settings, ranks: Ranks) -> EventLog | None:
     if not settings.log or settings.log_level == "off":
         return None
-    return EventLog(
-        Path(settings.log), rank=0, level=Level[settings.log_level.upper()], wall_clock=time.time, header={"server": "sglang"}
-    )
+    path = rank_log_path(Path(settings.log), ranks.rank, ranks.size)
+    level = Level[settings.log_level.upper()]
+    return EventLog(path, rank=ranks.rank, level=level, wall_clock=time.time, header={"server": "sglang", "ranks": ranks.size})

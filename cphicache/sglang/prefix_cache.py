@@ -21,7 +21,9 @@ from sglang.srt.mem_cache.base_prefix_cache import (
     MatchResult,
 )
 
+from cphicache.agree.port import GroupBroken
 from cphicache.engine import CpHiRadixCache
+from cphicache.sglang.refusal import say
 from cphicache.spaces.types import LogicalPage
 from cphicache.transfer.port import TransferPort
 from cphicache.tree import RadixKey
@@ -31,7 +33,8 @@ TARGET = 0
 
 
 class CphicachePrefixCache(BasePrefixCache):
-    """The tree cache of one scheduler process. ``start_layer``: number of the pool's first layer. ``close``: gives everything back."""
+    """The tree cache of one scheduler process. ``start_layer``: number of the pool's first layer. ``on_tick``: hears of
+    each tick. ``close``: gives everything back."""
 
     is_cphicache = True
     """How the hooks tell this cache from every other, without importing it."""
@@ -43,6 +46,7 @@ class CphicachePrefixCache(BasePrefixCache):
         transfer: TransferPort,
         *,
         start_layer: int = 0,
+        on_tick: Callable[[int], None],
         close: Callable[[], None],
     ) -> None:
         self.disable = False
@@ -54,6 +58,7 @@ class CphicachePrefixCache(BasePrefixCache):
         self.engine = engine
         self._transfer = transfer
         self._start_layer = start_layer
+        self._on_tick = on_tick
         self._close = close
         self._closed = False
         self._names: dict[Any, str] = {}  # by SGLang's handle of the attempt
@@ -158,8 +163,13 @@ class CphicachePrefixCache(BasePrefixCache):
 
     # -- the scheduler's iteration ------------------------------------------------------------------------------------------
     def check_hicache_events(self) -> None:
-        """One tick. Requests that read a load-back which has failed are aborted."""
-        report = self.engine.begin_tick()
+        """One tick. Requests that read a load-back which has failed are aborted. Raises ``GroupBroken`` when a rank is lost."""
+        try:
+            report = self.engine.begin_tick()
+        except GroupBroken as broken:
+            say(str(broken))
+            raise
+        self._on_tick(report.tick)
         for name in report.poisoned:
             req = self._running.get(name)
             if req is not None and not req.finished() and req.to_finish is None:
