@@ -78,9 +78,9 @@ def read_beat(store: KeyStore, rank: int) -> Beat | None:
 class Membership:
     """One rank's part: it writes its own heartbeat, and finds out who has gone when a reduction does not come.
 
-    ``make_store``: a connection of its own for the heartbeat thread, and one for the rank; ``host``: whose store it is. ``stop`` is set from
-    outside (a signal), or by the thread when the store is gone or the rank finds itself excluded: the rank ends at its next step. Only own
-    waiting counts towards ``timeout_s``, so that a process that was stopped does not blame the others for that time.
+    ``make_store``: a connection of its own for the heartbeat thread, and one for the rank; ``host``: whose store it is. ``stop`` is set
+    from outside (a signal), or by the thread when the store is gone or the rank finds itself excluded: the rank ends at its next step.
+    Only own waiting counts towards ``timeout_s``, so that a process that was stopped does not blame the others for that time.
     """
 
     def __init__(

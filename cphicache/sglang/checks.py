@@ -35,7 +35,9 @@ def check_version(contract: Contract) -> None:
         )
 
 
-def check_start(context: Any, memory: Any, disaggregation: Any, serving: Any, spec: Any) -> None:
+def check_start(  # noqa: PLR0917 - SGLang's parts of one configuration
+    context: Any, memory: Any, disaggregation: Any, serving: Any, spec: Any, parallel: Any
+) -> None:
     """Raise :class:`SglangRefused` for the first thing that is in the way. The arguments are SGLang's build context and configuration."""
     params = context.params
     allocator = type(params.token_to_kv_pool_allocator).__name__
@@ -60,6 +62,10 @@ def check_start(context: Any, memory: Any, disaggregation: Any, serving: Any, sp
             f"--speculative-algorithm {spec.speculative_algorithm}: draft KV is not supported yet; drop that option",
         ),
         (params.pp_size > 1, f"--pp-size {params.pp_size}: pipeline parallelism is not supported; use 1"),
+        (
+            parallel.enable_dp_attention,
+            "--enable-dp-attention is not supported: its replicas run forwards for each other; drop that option, or use the built-in cache",
+        ),
         (
             disaggregation.disaggregation_mode not in (None, "null"),
             f"--disaggregation-mode {disaggregation.disaggregation_mode} is not supported: its events bypass the cache",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sglang.srt.runtime_context import get_disagg, get_memory, get_schedule, get_serving, get_spec
+from sglang.srt.runtime_context import get_disagg, get_memory, get_parallel, get_schedule, get_serving, get_spec
 
 from cphicache import __version__
 from cphicache.engine import CacheConfig, CpHiRadixCache, WriteBackShort, WritePolicy
@@ -55,7 +55,7 @@ def build_cache(context: Any, problem: str | None = None, faults: CopyFaults | N
 def _build(context: Any, settings: Settings, faults: CopyFaults | None) -> CphicachePrefixCache:
     memory, contract = get_memory(), installed_contract()
     check_version(contract)
-    check_start(context, memory, get_disagg(), get_serving(), get_spec())
+    check_start(context, memory, get_disagg(), get_serving(), get_spec(), get_parallel())
     params = context.params
     page_size, server = params.page_size, params.token_to_kv_pool_allocator
     kvcache = server.get_kvcache()
@@ -161,5 +161,7 @@ def _log(settings: Settings, ranks: Ranks) -> EventLog | None:
     if not settings.log or settings.log_level == "off":
         return None
     path = rank_log_path(Path(settings.log), ranks.rank, ranks.size)
+    if get_parallel().dp_size > 1:  # replicas are servers of their own that do not know of each other
+        path = path.with_name(f"{path.stem}.pid{os.getpid()}{path.suffix}")
     level = Level[settings.log_level.upper()]
     return EventLog(path, rank=ranks.rank, level=level, wall_clock=time.time, header={"server": "sglang", "ranks": ranks.size})

@@ -159,6 +159,24 @@ class CphicachePrefixCache(BasePrefixCache):
         """Free device tokens, as many as asked for or as there are."""
         return EvictResult(num_tokens_evicted=self.engine.evict(params.num_tokens).num_tokens_evicted)
 
+    # -- pages that the ranks of a group share --------------------------------------------------------------------------------
+    def rotation_base_of(self, node: Any) -> int | None:
+        """The rank that owns the first page of the chain that ``node`` is on; ``None`` where no pages are shared, and for the root."""
+        shards = self.engine.config.cp_size
+        if shards == 1 or node is None or node.is_root:
+            return None
+        while not node.parent.is_root:
+            node = node.parent
+        owner = node.backup.owners[0] if node.pages is None else self.engine.state.layout.owner_of_page(node.pages[0])
+        return int(owner)
+
+    def _breaks_rotation(self, req: Any, key: RadixKey) -> bool:
+        """Whether the tree's pages of ``key`` begin with another rank than the request's own: SGLang reads a chain whose owners go round."""
+        if self.engine.config.cp_size == 1:
+            return False
+        path = self.engine.state.tree.walk(key).path
+        return bool(path) and self.rotation_base_of(path[0]) != req.kv_rotation_base
+
     # -- the scheduler's iteration ------------------------------------------------------------------------------------------
     def check_hicache_events(self) -> None:
         """One tick. Requests that read a load-back which has failed are aborted. Raises ``GroupBroken`` when a rank is lost."""
@@ -204,7 +222,7 @@ class CphicachePrefixCache(BasePrefixCache):
         """The batch's forward starts: it may write pages that copies still read, and is the one that layer reports speak of."""
         state = self.engine.state
         if batch.out_cache_loc is not None and (state.pending or state.loads):
-            pages = sorted(set((batch.out_cache_loc // self.page_size).tolist()) - {0})
+            pages = sorted(set((batch.out_cache_loc // self.page_size).tolist()) - set(state.layout.reserved_pages))
             self.engine.before_store([LogicalPage(page) for page in pages])
         if self._prepared is not None and self._prepared[0] is batch:
             self._forward = self._prepared[1]
@@ -236,6 +254,8 @@ class CphicachePrefixCache(BasePrefixCache):
         """
         name = self._requests.running_name(req)
         key = self._requests.key_of(req, req.full_untruncated_fill_ids[:tokens])
+        if self._breaks_rotation(req, key):
+            return
         pages = self.engine.insert_unfinished(name, key, self._requests.row_pages(req, tokens), chunked=chunked)
         if pages is None:
             return
@@ -248,8 +268,11 @@ class CphicachePrefixCache(BasePrefixCache):
         name = self._requests.running_name(req)
         stored = (req.origin_input_ids + req.output_ids)[:tokens]
         pages = self._requests.row_pages(req, len(stored))
-        if insert and not self.engine.state.requests[name].poisoned:
-            self.engine.finish(name, self._requests.key_of(req, stored), pages)
+        key = self._requests.key_of(req, stored)
+        if insert and not self.engine.state.requests[name].poisoned and not self._breaks_rotation(req, key):
+            done = self.engine.finish(name, key, pages)
+            if not done and self.engine.config.cp_size > 1:
+                self.engine.end_request(name, (), "rotation")  # later, another chain may be there, which its pages would not continue
             self._requests.forget(req)
         else:
             self._end_without_insert(req, pages)

@@ -78,6 +78,6 @@ def members_of(params: Any) -> list[int]:
     if any(not set(ranks) <= set(widest) for ranks in groups):
         raise SglangRefused(
             f"process groups {' '.join(map(str, groups))}: none of them holds all ranks that share a queue; "
-            "use attention CP or attention TP with --enable-dp-attention, not both"
+            "serve this with the built-in cache"
         )
     return sorted(widest)

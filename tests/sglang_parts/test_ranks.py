@@ -84,7 +84,7 @@ def test_one_rank_needs_no_group() -> None:
 def test_the_widest_group_shares_the_decisions(
     groups: dict[str, list[int] | None], members: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R23: TP holds attention CP and attention TP; with DP attention, where SGLang gives attention TP for TP, CP may be the wider one."""
+    """R23: the group over TP holds attention CP and attention TP; where SGLang gives another one for it, the widest counts."""
     monkeypatch.setattr(dist, "get_process_group_ranks", lambda group: group)
     params = SimpleNamespace(
         tp_cache_group=groups["tp"], attn_cp_cache_group=groups["cp"], attn_tp_cache_group=groups["attention"]
@@ -93,7 +93,7 @@ def test_the_widest_group_shares_the_decisions(
 
 
 def test_groups_of_which_none_holds_all_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """R35: DP attention over attention CP and attention TP at once: no group holds all ranks that get the same requests."""
+    """R35: where no group holds all ranks that get the same requests, nothing could be agreed over it."""
     monkeypatch.setattr(dist, "get_process_group_ranks", lambda group: group)
     with pytest.raises(SglangRefused, match=r"process groups \[0, 1\] \[0, 2\] \[0, 1\]: none of them holds all"):
         ranks.members_of(SimpleNamespace(tp_cache_group=[0, 1], attn_cp_cache_group=[0, 2], attn_tp_cache_group=[0, 1]))
