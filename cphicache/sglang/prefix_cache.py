@@ -171,7 +171,7 @@ class CphicachePrefixCache(BasePrefixCache):
         return int(owner)
 
     def _breaks_rotation(self, req: Any, key: RadixKey) -> bool:
-        """Whether the tree's pages of ``key`` begin with another rank than the request's own: SGLang reads a chain whose owners go round."""
+        """Whether the tree's pages of ``key`` begin with another rank than the request's own: the owners of a chain have to go round."""
         if self.engine.config.cp_size == 1:
             return False
         path = self.engine.state.tree.walk(key).path
@@ -272,7 +272,9 @@ class CphicachePrefixCache(BasePrefixCache):
         if insert and not self.engine.state.requests[name].poisoned and not self._breaks_rotation(req, key):
             done = self.engine.finish(name, key, pages)
             if not done and self.engine.config.cp_size > 1:
-                self.engine.end_request(name, (), "rotation")  # later, another chain may be there, which its pages would not continue
+                self.engine.end_request(
+                    name, (), "rotation"
+                )  # later, another chain may be there, which its pages would not continue
             self._requests.forget(req)
         else:
             self._end_without_insert(req, pages)

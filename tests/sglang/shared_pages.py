@@ -5,6 +5,7 @@ SGLang's allocation and placement, cphicache's cache; the forward is a function 
 
 import json
 from array import array
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -100,7 +101,9 @@ class Rank:
         before, after = torch.tensor(prefixes), torch.tensor(lengths)
         last = torch.tensor([int(req.prefix_indices[-1]) if len(req.prefix_indices) else -1 for req in requests])
         batch = SimpleNamespace(reqs=requests, prefix_lens=prefixes)
-        locs = alloc_paged_token_slots_extend(self.cache, before, before, after, after, last, sum(lengths) - sum(prefixes), batch=batch)
+        locs = alloc_paged_token_slots_extend(
+            self.cache, before, before, after, after, last, sum(lengths) - sum(prefixes), batch=batch
+        )
         at = 0
         for req, prefix, length in zip(requests, prefixes, lengths, strict=True):
             self.rows.req_to_token[req.kv.req_pool_idx, :prefix] = torch.as_tensor(req.prefix_indices, dtype=torch.int32)
@@ -117,6 +120,10 @@ class Rank:
             self.cache.layer_stored(layer)
         self.cache.end_forward()
         return loaded
+
+    def finish(self, requests, at):
+        req = requests[self.rank][at]
+        self.cache.cache_finished_req(req, kv_len_to_handle=len(req.origin_input_ids))
 
     def owned(self, req, start):
         """This rank's pool rows of the request's tokens from ``start`` on, as SGLang places them, with token and position of each."""
@@ -182,8 +189,8 @@ def main():
         held = [all(rank.holds(req) for req in requests[rank.rank]) for rank in ranks]
         bases = [req.kv_rotation_base for req in requests[0]]
         assert bases == [req.kv_rotation_base for req in requests[1]]
-        for at, (_, tokens) in enumerate(given):
-            both(lambda rank: rank.cache.cache_finished_req(requests[rank.rank][at], kv_len_to_handle=len(tokens)))
+        for at in range(len(given)):
+            both(partial(Rank.finish, requests=requests, at=at))
         settle()
         return loaded, held, bases
 

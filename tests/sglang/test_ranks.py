@@ -48,8 +48,9 @@ def ticks_of_local_ends(log):
 
 @pytest.mark.parametrize("options", [{"tp_size": 2}, {"tp_size": 2, "attn_cp_size": 2}], ids=["tp", "attention_cp"])
 def test_ranks_take_the_same_steps_and_give_the_tokens_of_one(options, tmp_path):
-    """R10-R12, R20-R23: two ranks are asked the same and do the same at the same ticks, however fast their copies are; their tokens are
-    those of one rank without a cache; some of the KV comes from the host; the checker finds nothing on either rank."""
+    """R10-R12, R20-R23: two ranks are asked the same and do the same at the same ticks, however fast their copies are; a copy that fails on
+    one is rolled back on both; their tokens are those of one rank without a cache; some of the KV comes from the host; the checker finds
+    nothing on either rank."""
     options |= HIERARCHICAL | {"max_total_tokens": 640}
     watched = {"out": str(tmp_path / "watched"), "delay_us": 4000, "slow": 1}
     logs = {"CPHICACHE_LOG": str(tmp_path / "events.jsonl"), "CPHICACHE_LOG_LEVEL": "ops", "SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
@@ -62,11 +63,13 @@ def test_ranks_take_the_same_steps_and_give_the_tokens_of_one(options, tmp_path)
     assert report.is_clean, report.text()
     assert report.disagreement is None
     assert [log.cut for log in report.logs] == [None, None]
+    failed = [log.tally.rolled_back["agreed_failed"] for log in report.logs]
+    assert failed[0] == failed[1] > 0
     ended = [ticks_of_local_ends(path) for path in paths]
     assert len(ended[0]) > 20
     assert ended[0] != ended[1], "no copy was later on one rank than on the other: equal ticks would prove nothing"
 
     found = [json.loads((tmp_path / f"watched.{rank}").read_text()) for rank in range(2)]
     assert [told["findings"] for told in found] == [[], []]
-    assert all(told["checks"] > 100 and told["waits"] > 0 for told in found)
+    assert all(told["checks"] > 50 and told["waits"] > 0 for told in found)
     assert found[0]["committed"] == found[1]["committed"] > 20

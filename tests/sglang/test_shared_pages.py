@@ -16,7 +16,9 @@ def test_pages_that_two_ranks_share():
     assert found["first"] == found["longer"] == [[0, 0], [True, True], [0]]
     assert found["free"] == [whole, whole]
     assert found["back"] == [[16, 16], [True, True], [0]]
-    assert found["twins"] == [[0, 0], [True, True], [0, 1]], "the second of two equal prompts was expected to begin with the other rank"
+    assert found["twins"] == [[0, 0], [True, True], [0, 1]], (
+        "the second of two equal prompts was expected to begin with the other rank"
+    )
     assert found["round"] == [True, True]
     assert found["held"] == [whole, whole]
     assert found["same"]

@@ -23,7 +23,9 @@ def meet() -> Ranks:
     """As the factory does, over a group of all ranks."""
     everyone = dist.group.WORLD
     alone = [dist.new_group([rank]) for rank in range(SIZE)][dist.get_rank()]
-    assert members_of(SimpleNamespace(tp_cache_group=alone, attn_cp_cache_group=alone, attn_tp_cache_group=alone)) == [dist.get_rank()]
+    assert members_of(SimpleNamespace(tp_cache_group=alone, attn_cp_cache_group=alone, attn_tp_cache_group=alone)) == [
+        dist.get_rank()
+    ]
     found = members_of(SimpleNamespace(tp_cache_group=alone, attn_cp_cache_group=everyone, attn_tp_cache_group=None))
     return Ranks(found, TIMEOUT_S)
 

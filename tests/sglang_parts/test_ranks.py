@@ -86,9 +86,7 @@ def test_the_widest_group_shares_the_decisions(
 ) -> None:
     """R23: the group over TP holds attention CP and attention TP; where SGLang gives another one for it, the widest counts."""
     monkeypatch.setattr(dist, "get_process_group_ranks", lambda group: group)
-    params = SimpleNamespace(
-        tp_cache_group=groups["tp"], attn_cp_cache_group=groups["cp"], attn_tp_cache_group=groups["attention"]
-    )
+    params = SimpleNamespace(tp_cache_group=groups["tp"], attn_cp_cache_group=groups["cp"], attn_tp_cache_group=groups["attention"])
     assert ranks.members_of(params) == members
 
 

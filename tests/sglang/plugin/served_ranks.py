@@ -1,7 +1,7 @@
 """A plug-in of the tests, in every process of a server: what lets SGLang run on a CPU, slow copies, and a checker that looks on.
 
 ``SERVED_RANKS`` is JSON: ``out``, where a rank that ends leaves what its checker has found; ``delay_us``, the most by which each copy is
-late; ``slow``, the rank whose copies are five times as late from the first flush on.
+late; ``slow``, the rank whose copies are five times as late from the first flush on, and of which some fail.
 """
 
 import json
@@ -9,6 +9,8 @@ import os
 from pathlib import Path
 
 SLOWER = 5
+FAILING = ((1, 3), (2, 9))
+"""Copies to the host, by layer and number, that fail on the slow rank alone."""
 
 
 def install():
@@ -21,6 +23,7 @@ def install():
         return  # a server without cphicache
     worker.forbid_built_in()
     from cphicache.sglang import factory
+    from cphicache.transfer.faults import CopyFaults
     from cphicache.transfer.streams.threads import ThreadStreams
 
     made, build, streams = [], factory.build_cache, factory.HostForwardStreams
@@ -30,6 +33,10 @@ def install():
         return streams(made[-1])
 
     def build_watched(context, problem=None, faults=None):
+        if context.tp_rank == config["slow"]:
+            faults = CopyFaults()
+            for layer, nth in FAILING:
+                faults.fail_copy("d2h", "target", layer, nth=nth)
         cache = build(context, problem, faults)
         watch(cache, context.tp_rank, made[-1], config)
         return cache
@@ -57,7 +64,7 @@ def watch(cache, rank, threads, config):
 
     def flush():
         reset()
-        if rank == config.get("slow"):
+        if rank == config["slow"]:
             threads._max_delay_us = config["delay_us"] * SLOWER
 
     def release_host_resources():
