@@ -66,6 +66,7 @@ def check_start(  # noqa: PLR0917 - SGLang's parts of one configuration
             parallel.enable_dp_attention,
             "--enable-dp-attention is not supported: its replicas run forwards for each other; drop that option, or use the built-in cache",
         ),
+        (parallel.dcp_enabled, "decode context parallelism is not supported: it places tokens otherwise; drop --dcp-size"),
         (
             disaggregation.disaggregation_mode not in (None, "null"),
             f"--disaggregation-mode {disaggregation.disaggregation_mode} is not supported: its events bypass the cache",

@@ -61,7 +61,7 @@ def _build(context: Any, settings: Settings, faults: CopyFaults | None) -> Cphic
     kvcache = server.get_kvcache()
     device_pool = adopt_pool(kvcache, page_size)
     layout, allocator = adopt_allocator(server)
-    local_ranks = max(context.tp_size // context.server_args.nnodes, 1)
+    local_ranks = max(context.tp_size // get_parallel().nnodes, 1)
     budget = _budget(memory, device_pool, page_size, server.size // layout.cp_size, local_ranks)
     device = torch.device(server.device)
     io_backend = settings.io_backend or ("torch" if device.type == "cpu" else memory.hicache_io_backend)
