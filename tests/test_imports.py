@@ -15,7 +15,10 @@ MAY_IMPORT_TORCH = (
     "cphicache.check.reference",
     "cphicache.run.",
     "cphicache.sglang.allocator",
+    "cphicache.sglang.interleaved",
     "cphicache.sglang.pools",
+    "cphicache.sglang.ranks",
+    "cphicache.sglang.requests",
     "cphicache.spaces.metadata",
     "cphicache.spaces.tensors",
     "cphicache.transfer.backends",
@@ -47,14 +50,14 @@ MUST_NOT_AFTER_ALL = (
 )
 
 
-NEEDS_SGLANG = ("cphicache.sglang.factory", "cphicache.sglang.prefix_cache")
+NEEDS_SGLANG = ("cphicache.sglang.contract_", "cphicache.sglang.factory", "cphicache.sglang.prefix_cache")
 """Imported by SGLang's processes only, where ``make test-sglang`` tests them."""
 
 
 def all_modules() -> list[str]:
     paths = sorted((ROOT / "cphicache").rglob("*.py"))
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in paths]
-    return [name for name in names if not name.endswith("__main__") and name not in NEEDS_SGLANG]
+    return [name for name in names if not name.endswith("__main__") and not name.startswith(NEEDS_SGLANG)]
 
 
 def python(code: str, *arguments: str) -> str:
