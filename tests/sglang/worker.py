@@ -103,8 +103,9 @@ class Watch:
 
 def told(req):
     return {
-        "tokens": list(req.output_ids), "cached": req.cached_tokens, "device": req.cached_tokens_device, "host": req.cached_tokens_host,
+        "tokens": list(req.output_ids_through_stop), "cached": req.cached_tokens, "device": req.cached_tokens_device, "host": req.cached_tokens_host,
         "reason": None if req.finished_reason is None else type(req.finished_reason).__name__,
+        "verified": req.spec_verify_ct, "drafted_right": req.spec_num_correct_drafts,
     }  # fmt: skip
 
 
