@@ -12,6 +12,8 @@ TESTED = ("0.5.20",)
 POLICIES = ("lru", "lfu")
 """Eviction policies that both sides have. ``priority``: the requests' priorities do not reach the tree yet."""
 ALLOCATORS = ("PagedTokenToKVPoolAllocator", "TokenToKVPoolAllocator")
+SPECULATIVE = ("EAGLE", "STANDALONE")
+"""Algorithms as SGLang resolves them: NEXTN is EAGLE with the model's own draft layer."""
 HOST_POLICIES = ("write_through", "write_through_selective", "write_back")
 
 
@@ -45,8 +47,20 @@ def check_start(context: Any, memory: Any, disaggregation: Any, serving: Any, sp
         (context.is_hybrid_swa, "sliding-window (SWA) models are not supported: serve this model with the built-in cache"),
         (context.is_hybrid_ssm, "Mamba and linear-attention models are not supported: serve this model with the built-in cache"),
         (
-            spec.speculative_algorithm is not None or params.is_eagle,
-            f"--speculative-algorithm {spec.speculative_algorithm}: draft KV is not supported yet; drop that option",
+            spec.speculative_algorithm not in (None, *SPECULATIVE),
+            f"--speculative-algorithm {spec.speculative_algorithm} is not supported: use EAGLE, NEXTN or STANDALONE",
+        ),
+        (
+            spec.speculative_algorithm is not None and spec.speculative_eagle_topk != 1,
+            f"--speculative-eagle-topk {spec.speculative_eagle_topk} is not supported: use 1, a chain of draft tokens",
+        ),
+        (
+            spec.speculative_adaptive,
+            "--speculative-adaptive is not supported: some of its steps store no draft KV; drop that option",
+        ),
+        (
+            spec.enable_multi_layer_eagle,
+            "--enable-multi-layer-eagle is not supported: only one of its draft pools would be backed up; drop that option",
         ),
         (params.pp_size > 1, f"--pp-size {params.pp_size}: pipeline parallelism is not supported; use 1"),
         (context.tp_size > 1, f"--tp-size {context.tp_size}: several ranks are not supported yet inside SGLang; use 1"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ from sglang.srt.runtime_context import get_disagg, get_memory, get_schedule, get
 from cphicache.agree.local import SingleReducer
 from cphicache.engine import CacheConfig, CpHiRadixCache, WriteBackShort, WritePolicy
 from cphicache.events import EventLog, Level
+from cphicache.sglang import hooks
 from cphicache.sglang.allocator import ServerAllocator
 from cphicache.sglang.checks import check_start
 from cphicache.sglang.counter import LayerCounter
-from cphicache.sglang.pools import adopt_pool
+from cphicache.sglang.pools import TARGET, adopt_pools, by_payload
 from cphicache.sglang.prefix_cache import CphicachePrefixCache
 from cphicache.sglang.refusal import SglangRefused, say
 from cphicache.sglang.settings import Settings, load_settings
@@ -31,8 +33,6 @@ from cphicache.transfer.pools.memory import HostMemory
 from cphicache.transfer.rank import RankTransfer
 from cphicache.transfer.streams.cuda import CudaStreams
 from cphicache.transfer.streams.port import Streams
-
-PAYLOAD = "target"
 
 
 def build_cache(context: Any, problem: str | None = None, faults: CopyFaults | None = None) -> CphicachePrefixCache:
@@ -54,18 +54,21 @@ def _build(context: Any, settings: Settings, faults: CopyFaults | None) -> Cphic
     check_start(context, memory, get_disagg(), get_serving(), get_spec())
     params = context.params
     page_size, server = params.page_size, params.token_to_kv_pool_allocator
-    kvcache = server.get_kvcache()
-    device_pool = adopt_pool(kvcache, page_size)
-    budget = _budget(memory, device_pool, page_size, server.size)
+    server_pools = by_payload(server.get_kvcache(), hooks.draft_pools())
+    device_pools = adopt_pools(server_pools, page_size)
+    budget = _budget(memory, device_pools, page_size, server.size)
     device = torch.device(server.device)
     io_backend = settings.io_backend or ("torch" if device.type == "cpu" else memory.hicache_io_backend)
     host_memory = HostMemory.for_device(device)
-    host_pool = make_host_pool(memory.hicache_mem_layout, device_pool.shape, budget.slots, page_size, memory=host_memory)
+    host_pools = {
+        payload: make_host_pool(memory.hicache_mem_layout, pool.shape, budget.slots, page_size, memory=host_memory)
+        for payload, pool in device_pools.items()
+    }
     streams = _streams(device, context)
     transfer = RankTransfer(
         CpSharedKVLayout(page_size, 1, 0),
-        {PAYLOAD: device_pool},
-        {PAYLOAD: host_pool},
+        device_pools,
+        host_pools,
         streams,
         io_backend=io_backend,
         faults=faults,
@@ -74,7 +77,7 @@ def _build(context: Any, settings: Settings, faults: CopyFaults | None) -> Cphic
         page_size=page_size,
         cp_size=1,
         usable_pages=server.size // page_size,
-        payloads=((PAYLOAD, device_pool.shape.layers),),
+        payloads=tuple((payload, pool.shape.layers) for payload, pool in device_pools.items()),
         host_slots=budget.slots,
         policy=WritePolicy(memory.hicache_write_policy),
         eviction_policy=params.eviction_policy,
@@ -95,12 +98,13 @@ def _build(context: Any, settings: Settings, faults: CopyFaults | None) -> Cphic
         if log is not None:
             log.close()
 
-    cache = CphicachePrefixCache(params, engine, transfer, start_layer=kvcache.start_layer, close=close)
-    counter = LayerCounter(cache)
-    kvcache.register_layer_transfer_counter(counter)
-    context.tp_worker.register_hicache_layer_transfer_counter(counter)
+    cache = CphicachePrefixCache(params, engine, transfer, pools=server_pools, close=close)
+    counters = {payload: LayerCounter(cache, payload) for payload in server_pools}
+    for payload, pool in server_pools.items():
+        pool.register_layer_transfer_counter(counters[payload])
+    context.tp_worker.register_hicache_layer_transfer_counter(counters[TARGET])
     effective = asdict(config) | {
-        "device_pool": type(kvcache).__name__,
+        "device_pools": {payload: type(pool).__name__ for payload, pool in server_pools.items()},
         "host_layout": memory.hicache_mem_layout,
         "io_backend": io_backend,
         "host_bytes": budget.size_bytes,
@@ -110,9 +114,9 @@ def _build(context: Any, settings: Settings, faults: CopyFaults | None) -> Cphic
     return cache
 
 
-def _budget(memory: Any, pool: DevicePool, page_size: int, device_tokens: int) -> HostBudget:
+def _budget(memory: Any, pools: Mapping[str, DevicePool], page_size: int, device_tokens: int) -> HostBudget:
     """``--hicache-size`` (GB of 10**9 bytes) wins over ``--hicache-ratio``, as in SGLang."""
-    token_bytes = {PAYLOAD: pool.shape.token_bytes}
+    token_bytes = {payload: pool.shape.token_bytes for payload, pool in pools.items()}
     if memory.hicache_size and memory.hicache_size > 0:
         return host_budget(token_bytes, page_size, gib=memory.hicache_size * 1e9 / 2**30, limits=memory_limits())
     return host_budget(token_bytes, page_size, ratio=memory.hicache_ratio, device_slots=device_tokens, limits=memory_limits())

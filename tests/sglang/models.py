@@ -63,10 +63,10 @@ def save(where: Path, weights) -> None:
 def easy_to_draft(weights) -> dict[str, torch.Tensor]:
     """Weights whose first layer says almost all, on embeddings that its norm leaves as they are."""
     embedding = weights["model.embed_tokens.weight"]
-    embedding /= embedding.square().mean(-1, keepdim=True).sqrt()
+    embedding.div_(embedding.square().mean(-1, keepdim=True).sqrt())
     for name, weight in weights.items():
         if name.startswith("model.layers.") and ".layers.0." not in name and ("o_proj" in name or "down_proj" in name):
-            weight *= LATER_LAYERS
+            weight.mul_(LATER_LAYERS)
     return weights
 
 

@@ -31,7 +31,7 @@ def assign_draft_cache_locs_contiguous_cpu(request_rows, req_to_token, seq_lens,
     out_cache_loc[: len(locs)] = locs.to(out_cache_loc.dtype)
 
 
-def build_tree_kernel_efficient_cpu(  # noqa: PLR0917 - SGLang's signature
+def build_tree_kernel_efficient_cpu(
     parents, scores, seq_lens, mask, positions, index, next_token, next_sibling, topk, steps, tokens, mask_mode
 ):
     """The tree of a chain: each token's child is the one after it, and nobody has a sibling. No attention mask is needed."""
