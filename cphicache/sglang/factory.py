@@ -17,7 +17,8 @@ from cphicache.engine import CacheConfig, CpHiRadixCache, WriteBackShort, WriteP
 from cphicache.events import EventLog, Level
 from cphicache.sglang import hooks
 from cphicache.sglang.allocator import ServerAllocator
-from cphicache.sglang.checks import check_start
+from cphicache.sglang.checks import check_start, check_version
+from cphicache.sglang.contracts import installed_contract
 from cphicache.sglang.counter import LayerCounter
 from cphicache.sglang.pools import TARGET, adopt_pools, by_payload
 from cphicache.sglang.prefix_cache import CphicachePrefixCache
@@ -50,7 +51,8 @@ def build_cache(context: Any, problem: str | None = None, faults: CopyFaults | N
 
 
 def _build(context: Any, settings: Settings, faults: CopyFaults | None) -> CphicachePrefixCache:
-    memory = get_memory()
+    memory, contract = get_memory(), installed_contract()
+    check_version(contract)
     check_start(context, memory, get_disagg(), get_serving(), get_spec())
     params = context.params
     page_size, server = params.page_size, params.token_to_kv_pool_allocator
@@ -98,7 +100,7 @@ def _build(context: Any, settings: Settings, faults: CopyFaults | None) -> Cphic
         if log is not None:
             log.close()
 
-    cache = CphicachePrefixCache(params, engine, transfer, pools=server_pools, close=close)
+    cache: CphicachePrefixCache = contract.cache_class()(params, engine, transfer, pools=server_pools, close=close)
     counters = {payload: LayerCounter(cache, payload) for payload in server_pools}
     for payload, pool in server_pools.items():
         pool.register_layer_transfer_counter(counters[payload])
