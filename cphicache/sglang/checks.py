@@ -13,6 +13,8 @@ TESTED = tuple(contract.version for contract in CONTRACTS)
 POLICIES = ("lru", "lfu")
 """Eviction policies that both sides have. ``priority``: the requests' priorities do not reach the tree yet."""
 ALLOCATORS = ("PagedTokenToKVPoolAllocator", "TokenToKVPoolAllocator", "PageInterleavePoolAllocator")
+SPECULATIVE = ("EAGLE", "STANDALONE")
+"""Algorithms as SGLang resolves them: NEXTN is EAGLE with the model's own draft layer."""
 HOST_POLICIES = ("write_through", "write_through_selective", "write_back")
 
 
@@ -58,8 +60,20 @@ def check_start(  # noqa: PLR0917 - SGLang's parts of one configuration
         (context.is_hybrid_swa, "sliding-window (SWA) models are not supported: serve this model with the built-in cache"),
         (context.is_hybrid_ssm, "Mamba and linear-attention models are not supported: serve this model with the built-in cache"),
         (
-            spec.speculative_algorithm is not None or params.is_eagle,
-            f"--speculative-algorithm {spec.speculative_algorithm}: draft KV is not supported yet; drop that option",
+            spec.speculative_algorithm not in (None, *SPECULATIVE),
+            f"--speculative-algorithm {spec.speculative_algorithm} is not supported: use EAGLE, NEXTN or STANDALONE",
+        ),
+        (
+            spec.speculative_algorithm is not None and spec.speculative_eagle_topk != 1,
+            f"--speculative-eagle-topk {spec.speculative_eagle_topk} is not supported: use 1, a chain of draft tokens",
+        ),
+        (
+            spec.speculative_adaptive,
+            "--speculative-adaptive is not supported: some of its steps store no draft KV; drop that option",
+        ),
+        (
+            spec.enable_multi_layer_eagle,
+            "--enable-multi-layer-eagle is not supported: only one of its draft pools would be backed up; drop that option",
         ),
         (params.pp_size > 1, f"--pp-size {params.pp_size}: pipeline parallelism is not supported; use 1"),
         (

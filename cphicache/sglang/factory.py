@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,13 @@ from sglang.srt.runtime_context import get_disagg, get_memory, get_parallel, get
 from cphicache import __version__
 from cphicache.engine import CacheConfig, CpHiRadixCache, WriteBackShort, WritePolicy
 from cphicache.events import EventLog, Level, rank_log_path
+from cphicache.sglang import hooks
 from cphicache.sglang.allocator import ServerAllocator
 from cphicache.sglang.checks import check_start, check_version
 from cphicache.sglang.contracts import installed_contract
 from cphicache.sglang.counter import LayerCounter
 from cphicache.sglang.interleaved import InterleavedServerAllocator
-from cphicache.sglang.pools import adopt_pool
+from cphicache.sglang.pools import TARGET, adopt_pools, by_payload
 from cphicache.sglang.prefix_cache import CphicachePrefixCache
 from cphicache.sglang.ranks import Ranks, members_of
 from cphicache.sglang.refusal import SglangRefused, say
@@ -34,8 +36,6 @@ from cphicache.transfer.pools.memory import HostMemory
 from cphicache.transfer.rank import RankTransfer
 from cphicache.transfer.streams.cuda import CudaStreams
 from cphicache.transfer.streams.port import Streams
-
-PAYLOAD = "target"
 
 
 def build_cache(context: Any, problem: str | None = None, faults: CopyFaults | None = None) -> CphicachePrefixCache:
@@ -58,20 +58,23 @@ def _build(context: Any, settings: Settings, faults: CopyFaults | None) -> Cphic
     check_start(context, memory, get_disagg(), get_serving(), get_spec(), get_parallel())
     params = context.params
     page_size, server = params.page_size, params.token_to_kv_pool_allocator
-    kvcache = server.get_kvcache()
-    device_pool = adopt_pool(kvcache, page_size)
+    server_pools = by_payload(server.get_kvcache(), hooks.draft_pools())
+    device_pools = adopt_pools(server_pools, page_size)
     layout, allocator = adopt_allocator(server)
     local_ranks = max(context.tp_size // get_parallel().nnodes, 1)
-    budget = _budget(memory, device_pool, page_size, server.size // layout.cp_size, local_ranks)
+    budget = _budget(memory, device_pools, page_size, server.size // layout.cp_size, local_ranks)
     device = torch.device(server.device)
     io_backend = settings.io_backend or ("torch" if device.type == "cpu" else memory.hicache_io_backend)
     host_memory = HostMemory.for_device(device)
-    host_pool = make_host_pool(memory.hicache_mem_layout, device_pool.shape, budget.slots, page_size, memory=host_memory)
+    host_pools = {
+        payload: make_host_pool(memory.hicache_mem_layout, pool.shape, budget.slots, page_size, memory=host_memory)
+        for payload, pool in device_pools.items()
+    }
     streams = _streams(device, context)
     transfer = RankTransfer(
         layout,
-        {PAYLOAD: device_pool},
-        {PAYLOAD: host_pool},
+        device_pools,
+        host_pools,
         streams,
         io_backend=io_backend,
         faults=faults,
@@ -81,7 +84,7 @@ def _build(context: Any, settings: Settings, faults: CopyFaults | None) -> Cphic
         cp_size=layout.cp_size,
         base=layout.base,
         usable_pages=len(allocator.usable_pages),
-        payloads=((PAYLOAD, device_pool.shape.layers),),
+        payloads=tuple((payload, pool.shape.layers) for payload, pool in device_pools.items()),
         host_slots=budget.slots,
         policy=WritePolicy(memory.hicache_write_policy),
         eviction_policy=params.eviction_policy,
@@ -95,8 +98,8 @@ def _build(context: Any, settings: Settings, faults: CopyFaults | None) -> Cphic
     )
     ranks = Ranks(members_of(params), settings.rank_timeout_s)
     effective = asdict(config) | {
-        "device_pool": type(kvcache).__name__,
-        "token_bytes": device_pool.shape.token_bytes,
+        "device_pools": {payload: type(pool).__name__ for payload, pool in server_pools.items()},
+        "token_bytes": {payload: pool.shape.token_bytes for payload, pool in device_pools.items()},
         "host_layout": memory.hicache_mem_layout,
         "io_backend": io_backend,
         "host_bytes": budget.size_bytes,
@@ -117,11 +120,12 @@ def _build(context: Any, settings: Settings, faults: CopyFaults | None) -> Cphic
             log.close()
 
     cache: CphicachePrefixCache = contract.cache_class()(
-        params, engine, transfer, start_layer=kvcache.start_layer, on_tick=ranks.note_tick, close=close
+        params, engine, transfer, pools=server_pools, on_tick=ranks.note_tick, close=close
     )
-    counter = LayerCounter(cache)
-    kvcache.register_layer_transfer_counter(counter)
-    context.tp_worker.register_hicache_layer_transfer_counter(counter)
+    counters = {payload: LayerCounter(cache, payload) for payload in server_pools}
+    for payload, pool in server_pools.items():
+        pool.register_layer_transfer_counter(counters[payload])
+    context.tp_worker.register_hicache_layer_transfer_counter(counters[TARGET])
     if ranks.rank == 0:
         say("configuration: " + " ".join(f"{name}={value}" for name, value in effective.items()))
     return cache
@@ -137,12 +141,13 @@ def adopt_allocator(server: Any) -> tuple[CpSharedKVLayout, ServerAllocator]:
     return CpSharedKVLayout(server.page_size, shards, server.shard_spec.shard_rank, base=0), InterleavedServerAllocator(server)
 
 
-def _budget(memory: Any, pool: DevicePool, page_size: int, device_tokens: int, ranks_here: int) -> HostBudget:
+def _budget(memory: Any, pools: Mapping[str, DevicePool], page_size: int, device_tokens: int, ranks_here: int) -> HostBudget:
     """``--hicache-size`` (GB of 10**9 bytes a rank) wins over ``--hicache-ratio``, as in SGLang."""
     chosen: dict[str, Any] = {"ratio": memory.hicache_ratio, "device_slots": device_tokens}
+    token_bytes = {payload: pool.shape.token_bytes for payload, pool in pools.items()}
     if memory.hicache_size and memory.hicache_size > 0:
         chosen = {"gib": memory.hicache_size * 1e9 / 2**30}
-    return host_budget({PAYLOAD: pool.shape.token_bytes}, page_size, ranks_here=ranks_here, limits=memory_limits(), **chosen)
+    return host_budget(token_bytes, page_size, ranks_here=ranks_here, limits=memory_limits(), **chosen)
 
 
 def _streams(device: torch.device, context: Any) -> Streams:

@@ -21,13 +21,13 @@ from cphicache.spaces.types import LogicalPage
 from cphicache.transfer.port import TransferPort
 from cphicache.tree import RadixKey
 
-TARGET = 0
-"""Index of the only payload, the target model's KV."""
-
 
 class CphicachePrefixCache(BasePrefixCache):
-    """The tree cache of one scheduler process. ``start_layer``: number of the pool's first layer. ``on_tick``: hears of each tick.
+    """The tree cache of one scheduler process. ``pools``: SGLang's device pools by payload. ``on_tick``: hears of each tick.
     ``close``: gives everything back.
+
+    A draft model's KV of a token depends on the token that follows it: with a draft, keys are of bigrams, so that KV which is found by
+    a key is right for both models.
 
     A contract's class adds what SGLang calls under names of its own, in terms of :meth:`match`, :meth:`load_back`, :meth:`insert` and
     :meth:`end`, and the three abstract methods below.
@@ -42,7 +42,7 @@ class CphicachePrefixCache(BasePrefixCache):
         engine: CpHiRadixCache,
         transfer: TransferPort,
         *,
-        start_layer: int = 0,
+        pools: Mapping[str, Any],
         on_tick: Callable[[int], None],
         close: Callable[[], None],
     ) -> None:
@@ -54,11 +54,12 @@ class CphicachePrefixCache(BasePrefixCache):
         self.enable_storage = False
         self.engine = engine
         self._transfer = transfer
-        self._start_layer = start_layer
+        self._pools = list(pools.values())
+        self._drafts = len(pools) > 1
         self._on_tick = on_tick
         self._close = close
         self._closed = False
-        self._requests = ServerRequests(engine.key, self.req_to_token_pool, self.page_size, self.device)
+        self._requests = ServerRequests(self._make_key, self.req_to_token_pool, self.page_size, self.device)
         self._next_batch = 1
         self._prepared: tuple[Any, int] | None = None
         self._forward: int | None = None
@@ -221,29 +222,45 @@ class CphicachePrefixCache(BasePrefixCache):
     def begin_forward(self, batch: Any) -> None:
         """The batch's forward starts: it may write pages that copies still read, and is the one that layer reports speak of."""
         state = self.engine.state
-        if batch.out_cache_loc is not None and (state.pending or state.loads):
-            pages = sorted(set((batch.out_cache_loc // self.page_size).tolist()) - set(state.layout.reserved_pages))
-            self.engine.before_store([LogicalPage(page) for page in pages])
+        if state.pending or state.loads:
+            self.engine.before_store(sorted(self._written_pages(batch)))
         if self._prepared is not None and self._prepared[0] is batch:
             self._forward = self._prepared[1]
             self._prepared = None
 
-    def layer_stored(self, layer_id: int) -> None:
-        """The forward has issued the KV store of a layer (number as in the model)."""
-        layer = layer_id - self._start_layer
-        if self._forward is not None and 0 <= layer < self.engine.config.payloads[TARGET][1]:
-            self.engine.layer_stored(self._forward, TARGET, layer)
+    def _written_pages(self, batch: Any) -> set[LogicalPage]:
+        """The pages that a batch's forward may write. With a draft, a decode chooses among those that its requests have allocated."""
+        if self._drafts and batch.forward_mode.is_decode():
+            pages: set[LogicalPage] = set()
+            for req in batch.reqs:
+                pages.update(self._requests.row_pages(req, req.kv.kv_allocated_len)[req.kv.kv_committed_len // self.page_size :])
+            return pages
+        if batch.out_cache_loc is None:
+            return set()
+        reserved = self.engine.state.layout.reserved_pages  # SGLang pads a batch with locations there
+        return {LogicalPage(page) for page in (batch.out_cache_loc // self.page_size).tolist() if page not in reserved}
 
-    def wait_layer(self, layer: int) -> None:
-        """The forward is about to read a layer: wait for the load-backs that its requests read."""
+    def layer_stored(self, pool: Any, layer_id: int) -> None:
+        """A forward has issued the KV store of a layer (number as in the model) into a device pool, which says whose layer it is."""
+        if self._forward is None:
+            return
+        for payload, (known, (_, layers)) in enumerate(zip(self._pools, self.engine.config.payloads, strict=True)):
+            layer = layer_id - known.start_layer
+            if pool is known and 0 <= layer < layers:
+                self.engine.layer_stored(self._forward, payload, layer)
+
+    def wait_layer(self, payload: str, layer: int) -> None:
+        """A forward is about to read a layer: wait for the load-backs that its requests read."""
         if self._forward is not None:
-            self.engine.wait_layer(self._forward, self.engine.config.payload_names[TARGET], layer)
+            self.engine.wait_layer(self._forward, payload, layer)
 
     def end_forward(self) -> None:
-        """Everything of the batch has been issued: submit what was not reported, number the backups (R11)."""
+        """Everything of the batch has been issued, the draft model's pass included: submit what was not reported, number the backups
+        (R11)."""
         batch_id, self._forward = self._forward, None
         if batch_id is not None:
-            self.engine.end_payload(batch_id, TARGET)
+            for payload in range(len(self._pools)):
+                self.engine.end_payload(batch_id, payload)
             self.engine.end_forward(batch_id)
 
     # -- results --------------------------------------------------------------------------------------------------------------
@@ -271,10 +288,8 @@ class CphicachePrefixCache(BasePrefixCache):
         key = self._requests.key_of(req, stored)
         if insert and not self.engine.state.requests[name].poisoned and not self._breaks_rotation(req, key):
             done = self.engine.finish(name, key, pages)
-            if not done and self.engine.config.cp_size > 1:
-                self.engine.end_request(
-                    name, (), "rotation"
-                )  # later, another chain may be there, which its pages would not continue
+            if not done and self.engine.config.cp_size > 1:  # later, another chain may be there, which its pages would not continue
+                self.engine.end_request(name, (), "rotation")
             self._requests.forget(req)
         else:
             self._end_without_insert(req, pages)
@@ -312,3 +327,6 @@ class CphicachePrefixCache(BasePrefixCache):
     def running_rows(self) -> Mapping[str, Sequence[LogicalPage]]:
         """All device pages of each running request, by the engine's name, for checkers."""
         return {name: self._requests.row_pages(req, req.kv.kv_allocated_len) for name, req in self._requests.running.items()}
+
+    def _make_key(self, tokens: Sequence[int], namespace: str | None) -> RadixKey:
+        return RadixKey.of(tokens, self.page_size, namespace, is_bigram=self._drafts)

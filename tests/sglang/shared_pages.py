@@ -80,7 +80,11 @@ class Rank:
         params = SimpleNamespace(
             req_to_token_pool=self.rows, token_to_kv_pool_allocator=self.server, page_size=PAGE, enable_metrics=False
         )
-        self.cache = PrefixCache(params, self.engine, self.transfer, on_tick=lambda tick: None, close=self.streams.close)
+        self.theirs = SimpleNamespace(start_layer=0)
+        pools = {"target": self.theirs}
+        self.cache = PrefixCache(
+            params, self.engine, self.transfer, pools=pools, on_tick=lambda tick: None, close=self.streams.close
+        )
 
     def admit(self, requests):
         """Match, load back, allocate with SGLang's function, reserve, store every layer. Returns the tokens that came from the host."""
@@ -114,10 +118,10 @@ class Rank:
         self.cache.reserve_batch(batch)
         self.cache.begin_forward(batch)
         for layer in range(LAYERS):
-            self.cache.wait_layer(layer)
+            self.cache.wait_layer("target", layer)
             for req, prefix in zip(requests, prefixes, strict=True):
                 self.store(req, layer, prefix)
-            self.cache.layer_stored(layer)
+            self.cache.layer_stored(self.theirs, layer)
         self.cache.end_forward()
         return loaded
 

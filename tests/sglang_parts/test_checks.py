@@ -14,8 +14,8 @@ from cphicache.sglang.refusal import SglangRefused
 def start(allocator: str = "PagedTokenToKVPoolAllocator", **changes: Any) -> None:
     """Check a configuration that works, with these changes of whichever part has the name."""
     params = SimpleNamespace(
-        token_to_kv_pool_allocator=type(allocator, (), {})(), is_eagle=False, pp_size=1, attn_cp_size=1, eviction_policy="lru",
-        enable_kv_cache_events=False, mtp_draft_device_pools=(),
+        token_to_kv_pool_allocator=type(allocator, (), {})(), pp_size=1, attn_cp_size=1, eviction_policy="lru",
+        enable_kv_cache_events=False,
     )  # fmt: skip
     parts = {
         "context": SimpleNamespace(
@@ -31,7 +31,9 @@ def start(allocator: str = "PagedTokenToKVPoolAllocator", **changes: Any) -> Non
         ),
         "disaggregation": SimpleNamespace(disaggregation_mode="null"),
         "serving": SimpleNamespace(enable_streaming_session=False),
-        "spec": SimpleNamespace(speculative_algorithm=None),
+        "spec": SimpleNamespace(
+            speculative_algorithm=None, speculative_eagle_topk=None, speculative_adaptive=False, enable_multi_layer_eagle=False
+        ),
         "parallel": SimpleNamespace(enable_dp_attention=False, dcp_enabled=False),
     }
     for name, value in changes.items():
