@@ -130,12 +130,13 @@ class DistributedReducer:
         try:
             while not self._came(work):
                 watch.pass_slice()
-                self._membership.find_out(self.waited, watch)
+                failed = work.is_completed()  # only the store can say why
+                self._membership.find_out(self.waited, watch, failed=failed)
                 if watch.waited_s >= 2 * self._membership.timeout_s:
                     raise GroupBroken(
                         f"reduction {self.waited} has not come in {watch.waited_s:.1f} s although every rank is there"
                     )
-                if work.is_completed():  # it failed: only the store can say why
+                if failed:  # then the next look at it returns at once
                     watch.sleep()
         except GroupBroken as broken:
             self.broken = broken

@@ -23,6 +23,8 @@ from cphicache.agree.port import Excluded, GroupBroken
 BEATS_PER_TIMEOUT = 10
 LONGEST_BEAT_S = 0.5
 """A heartbeat comes every tenth of the time limit, and at least this often."""
+SILENT_S = 10.0
+"""When a reduction has failed, a rank that has been silent for so long is given up without waiting for the time limit."""
 SLICE_S = 0.05
 """A rank that waits looks at the heartbeats every so often."""
 
@@ -161,15 +163,16 @@ class Membership:
                 raise GroupBroken(f"ranks {missing} have not {what} within {timeout_s:g} s", tuple(missing))
             watch.sleep()
 
-    def find_out(self, reduction: int, watch: Watch) -> None:
+    def find_out(self, reduction: int, watch: Watch, *, failed: bool = False) -> None:
         """Called again and again while ``reduction`` has not come: returns while there is hope.
 
+        ``failed``: it has ended with an error, so that a rank without a sign of life is not waited for until the limit.
         Raises :class:`GroupBroken` that names the ranks that are out and how long they were waited for, :class:`Excluded` if this one is.
         """
         self.check_stop()
         verdict = self._read_verdict(self.store)
         if verdict is None:
-            blamed = self._blame(reduction, watch)
+            blamed = self._blame(reduction, watch, failed)
             if blamed:
                 # The text is the same for whoever writes it first; others read it.
                 told = "; ".join(blamed[rank] for rank in sorted(blamed))
@@ -182,7 +185,7 @@ class Membership:
             raise self._excluded(text)
         raise GroupBroken(text, ranks)
 
-    def _blame(self, reduction: int, watch: Watch) -> dict[int, str]:
+    def _blame(self, reduction: int, watch: Watch, failed: bool) -> dict[int, str]:
         waited = f"reduction {reduction} (waited {watch.waited_s:.1f} s of at most {self.timeout_s:g} s)"
         blamed = {}
         for rank in self._others():
@@ -193,13 +196,15 @@ class Membership:
             return blamed
         beats = {rank: read_beat(self.store, rank) for rank in self._others()}
         watch.note(beats)
-        if watch.waited_s < self.timeout_s:
-            return {}
+        over = watch.waited_s >= self.timeout_s
         for rank, beat in beats.items():
+            silent_s = watch.silent_s(rank)
+            if not over and not (failed and silent_s > SILENT_S):
+                continue
             if beat is None:
                 blamed[rank] = f"rank {rank} does not answer {waited}: it has never given a sign of life"
                 continue
-            silent_s, got = watch.silent_s(rank), f"at tick {beat.tick}, after {beat.issued} reductions"
+            got = f"at tick {beat.tick}, after {beat.issued} reductions"
             if silent_s > 4 * self._beat_s:
                 blamed[rank] = f"rank {rank} does not answer {waited}: no sign of life for {silent_s:.1f} s, last seen {got}"
             elif beat.issued <= reduction:

@@ -8,7 +8,7 @@ from threading import Event, Lock
 
 import pytest
 
-from cphicache.agree.membership import Membership, Watch, mark_gone, read, read_beat
+from cphicache.agree.membership import SILENT_S, Membership, Watch, mark_gone, read, read_beat
 from cphicache.agree.port import Excluded, GroupBroken
 
 LIMIT_S = 5.0
@@ -113,6 +113,27 @@ def test_a_rank_without_a_heartbeat_is_named_as_such(group: Group) -> None:
     ) as caught:
         group.members[2].find_out(4, watch)
     assert caught.value.ranks == (1,)
+
+
+def test_a_silent_rank_is_given_up_early_when_the_reduction_has_failed() -> None:
+    """R22: with a long limit and nobody who sees processes end, a rank that is silent is named soon after its connection has broken, and
+    one that lives is not."""
+    store = DictStore()
+    store.set("beat/1", json.dumps([1, 4, 7, 0]))
+    member = Membership(lambda: store, 0, 3, 300.0, Event())
+    watch = watch_after(0.0)
+    for waited_s in (0.0, SILENT_S, SILENT_S + 1.0):
+        watch.waited_s = waited_s
+        store.set("beat/2", json.dumps([int(waited_s) + 1, 4, 7, 0]))
+        if waited_s <= SILENT_S:
+            member.find_out(4, watch, failed=True)
+    member.find_out(4, watch)
+    with pytest.raises(
+        GroupBroken, match=r"rank 1 .*of at most 300 s\): no sign of life for 11.0 s, last seen at tick 7"
+    ) as caught:
+        member.find_out(4, watch, failed=True)
+    assert caught.value.ranks == (1,)
+    member.close()
 
 
 def test_the_launchers_word_comes_before_the_limit(group: Group) -> None:
