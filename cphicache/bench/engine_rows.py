@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from typing import Any
+from statistics import median
+from typing import Any, BinaryIO
 
+import orjson
+import structlog
 import torch
 
 from cphicache.agree.local import SingleReducer
-from cphicache.bench.harness import Effort, Measured, Sampler, Spread, clock, cost_us, looped
+from cphicache.bench.harness import Effort, Measured, Sampler, Spread, clock, cost_us, looped, times_us
 from cphicache.bench.lifecycle_rows import LAYERS, cycle_rows
 from cphicache.bench.ports import EmptyPort, NoStreams
 from cphicache.engine import CacheConfig, CpHiRadixCache
+from cphicache.events import EventLog, Level
 from cphicache.lifecycle import BackupRecord, LifecycleMachine, State, Trigger
 from cphicache.lifecycle.record import NO_INPUT
 from cphicache.spaces.layout import CpSharedKVLayout
@@ -27,12 +32,21 @@ PAGE_SIZE = 16
 ITEM_ELEMENTS = 4
 BATCH = 1
 COMPUTE_US = 20.0
+RESOLUTION_US = 0.001
 
 
 class Engine:
     """An engine of one rank over real pools (of small items) and given streams."""
 
-    def __init__(self, streams: Streams, *, nodes: int = 1, overlap: bool = True, copy_us: float = 0.0) -> None:
+    def __init__(
+        self,
+        streams: Streams,
+        *,
+        nodes: int = 1,
+        overlap: bool = True,
+        copy_us: float = 0.0,
+        log: EventLog | None = None,
+    ) -> None:
         pages = 2 * nodes
         self.nodes = nodes
         self.config = CacheConfig(
@@ -54,7 +68,7 @@ class Engine:
             streams,
             d2h_bytes_per_us=rate,
         )
-        self.cache = CpHiRadixCache(self.config, self.transfer, SingleReducer())
+        self.cache = CpHiRadixCache(self.config, self.transfer, SingleReducer(), log)
         self._tokens = 0
         self._rows: dict[str, list[LogicalPage]] = {}
         self._keys: dict[str, Any] = {}
@@ -97,26 +111,69 @@ def layer_cost(nodes: int) -> Callable[[Effort], Measured]:
     """Microseconds for one more stored layer of one payload with so many pending nodes, the submission included, without the copy."""
 
     def measure(effort: Effort) -> Measured:
-        engine = Engine(NoStreams(), nodes=nodes)
-
-        def sample(operations: int) -> float:
-            took, left = 0.0, operations
-            stored = engine.cache.layer_stored
-            while left > 0:
-                engine.reserve()
-                stored(BATCH, 0, 0)
-                layers = range(1, min(LAYERS, left + 1))
-                start = clock()
-                for layer in layers:
-                    stored(BATCH, 0, layer)
-                took += clock() - start
-                left -= len(layers)
-                engine.end()
-            return took
-
-        return cost_us("layer", {"layer": sample, "stock trigger": _stock_trigger()}, effort)
+        sampler = _layers(Engine(NoStreams(), nodes=nodes))
+        return cost_us("layer", {"layer": sampler, "stock trigger": _stock_trigger()}, effort)
 
     return measure
+
+
+def _layers(engine: Engine) -> Sampler:
+    """A sampler of stored layers, one operation each."""
+
+    def sample(operations: int) -> float:
+        took, left = 0.0, operations
+        stored = engine.cache.layer_stored
+        while left > 0:
+            engine.reserve()
+            stored(BATCH, 0, 0)
+            layers = range(1, min(LAYERS, left + 1))
+            start = clock()
+            for layer in layers:
+                stored(BATCH, 0, layer)
+            took += clock() - start
+            left -= len(layers)
+            engine.end()
+        return took
+
+    return sample
+
+
+def event_cost(nodes: int) -> Callable[[Effort], Measured]:
+    """One line of structlog over what the event log adds to the step of one stored layer, with so many pending nodes: the engine with a
+    log against the same engine without one, so that everything that an event takes on the scheduler's thread is in it."""
+
+    def measure(effort: Effort) -> Measured:
+        log = EventLog(None, rank=0, level=Level.LIFECYCLE, wall_clock=time.time, header={}, keep=1 << 12)
+        bare, logged = Engine(NoStreams(), nodes=nodes), Engine(NoStreams(), nodes=nodes, log=log)
+        with open("/dev/null", "wb") as nowhere:
+            sides = {"bare": _layers(bare), "logged": _layers(logged), "structlog": _structlog_lines(nowhere)}
+            found = times_us(sides, effort)
+        added = [with_log - without for with_log, without in zip(found["logged"], found["bare"], strict=True)]
+        events = [max(each / nodes, RESOLUTION_US) for each in added]  # of few operations the difference may drown
+        by_round = [line / event for line, event in zip(found["structlog"], events, strict=True)]
+        sides_us = {f"{name} us": round(median(values), 4) for name, values in {**found, "event": events}.items()}
+        return Measured(Spread.of(by_round), "x", effort.rounds, sides_us)
+
+    return measure
+
+
+def _structlog_lines(file: BinaryIO) -> Sampler:
+    """The same event, as structlog is used without a log of our own."""
+    logger: Any = structlog.wrap_logger(
+        structlog.BytesLogger(file=file),
+        processors=[structlog.processors.TimeStamper(), structlog.processors.JSONRenderer(serializer=orjson.dumps)],
+    ).bind(rank=0)
+
+    def lines(operations: int) -> None:
+        info = logger.info
+        for number in range(operations):
+            info(
+                "step", tick=number, node=17, generation=3, trigger="layer_stored", before="LAYERS_IN_FLIGHT",
+                after="LAYERS_IN_FLIGHT", bound=True, agreed=False, submitted={"target": 3}, confirmed={"target": 2}, slots=128,
+                used=4096, payload="target", layers=(2,),
+            )  # fmt: skip
+
+    return looped(lines)
 
 
 def _stock_trigger() -> Sampler:

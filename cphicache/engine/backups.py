@@ -27,7 +27,7 @@ N, R, L, C, B = (
     State.ROLLED_BACK,
 )
 DETAILED = frozenset({
-    Trigger.RESERVE, Trigger.RESERVE_RETRY, Trigger.LAYER_STORED, Trigger.AGREED, Trigger.PARENT_COMMITTED, Trigger.BIND,
+    Trigger.RESERVE, Trigger.RESERVE_RETRY, Trigger.AGREED, Trigger.PARENT_COMMITTED, Trigger.BIND,
     Trigger.SPLIT_WANTED, Trigger.SPLIT,
 })  # fmt: skip
 """Triggers whose events have fields of their own."""
@@ -99,32 +99,33 @@ class Backups:
         locks = 0 if record.node is None else record.node.lock_ref
         stale = self._counted_step(record, trigger, given)
         node = record.node
-        log.record_step(
-            self._state.tick,
-            record.node_id,
-            record.generation or generation,
-            trigger,
-            before,
-            record.state,
-            stale,
-            number if record.number is None else record.number,
-            record.bound,
-            record.agreed,
-            tuple(record.submitted),
-            tuple(record.confirmed),
-            self._state.no_need if record.state is N else record.need,  # before it is reserved: what it would take
-            record.wasted_need,
-            self._state.ledger.used,
-            0 if node is None else node.lock_ref - locks,
-            given.reason,
-            self._details(record, trigger, given) if trigger in DETAILED else (),
+        log.add(
+            (
+                log.now(),
+                self._state.tick,
+                record.node_id,
+                record.generation or generation,
+                trigger,
+                before,
+                record.state,
+                stale,
+                number if record.number is None else record.number,
+                record.bound,
+                record.agreed,
+                tuple(record.submitted),
+                tuple(record.confirmed),
+                self._state.no_need if record.state is N else record.need,  # before it is reserved: what it would take
+                record.wasted_need,
+                self._state.ledger.used,
+                0 if node is None else node.lock_ref - locks,
+                given if trigger is Trigger.LAYER_STORED else given.reason,
+                self._details(record, trigger, given) if trigger in DETAILED else (),
+            )
         )
         return stale
 
     def _details(self, record: Backup, trigger: Trigger, given: Input) -> Extra:
         """What the log tells of some steps only, so that whoever replays it can see the tree, the copies and the refusals."""
-        if trigger is Trigger.LAYER_STORED:
-            return ("payload", self._names[given.payload]), ("layers", tuple(given.layers))
         if trigger is Trigger.SPLIT_WANTED:
             return (("request", given.who),)
         parent = record.parent if record.node is None else None if record.node.parent is None else record.node.parent.backup
@@ -185,12 +186,19 @@ class Backups:
 
     def layers_stored(self, records: Iterable[Backup], payload: int, layers: Sequence[int]) -> None:
         """These layers' stores have been issued: submit their copies, one submission a layer for all records."""
-        given = Input(payload=payload, layers=layers)
-        step, stored = self._counted_step if self._log is None else self._step, Trigger.LAYER_STORED
+        given, stored, log = Input(payload=payload, layers=layers), Trigger.LAYER_STORED, self._log
+        tick, used, now = self._state.tick, self._state.ledger.used, None if log is None else log.now()
         for record in records:
-            state = record.state
-            if state is L or state is R:
-                step(record, stored, given)  # nothing follows from it
+            before = record.state
+            if before is not L and before is not R:
+                continue
+            stale = self._counted_step(record, stored, given)  # nothing follows from it, and it changes neither slots nor locks
+            if log is not None:
+                log.add((
+                    now, tick, record.node_id, record.generation, stored, before, record.state, stale, record.number, record.bound,
+                    record.agreed, tuple(record.submitted), tuple(record.confirmed), record.need, record.wasted_need, used, 0, given,
+                    (),
+                ))  # fmt: skip
         copying, self._copying = self._copying, []
         if copying:
             self._transfer.submit_layers([record.key for record in copying if not record.void], self._names[payload], layers)

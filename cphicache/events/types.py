@@ -24,6 +24,8 @@ STEP = "step"
 """Name of the event of one lifecycle step."""
 CACHE = "cache"
 """Name of the event with the sizes of the cache that is about to be served."""
+QUARANTINE = "quarantine"
+"""Name of the event with which a rank gives the host tier up: from there on it agrees with no other rank."""
 
 ENGINE = "engine"
 """Name of the event with the engine's configuration (level ``ops``)."""
@@ -135,7 +137,7 @@ EVENTS: Mapping[str, Mapping[str, str]] = {
         "chunked": "more chunks of the prompt follow",
     },
     "pinned": {"nodes": "the chain whose host copies stay, parents first", "ticks": "for how long"},
-    "quarantine": {"pending": "backups that roll back", "loads": "load-backs that are given up"},
+    QUARANTINE: {"pending": "backups that roll back", "loads": "load-backs that are given up"},
     "group_broken": {},
     ENGINE: {"config": "the engine's whole configuration"},
     OP: {

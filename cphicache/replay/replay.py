@@ -43,10 +43,8 @@ def replay(paths: Sequence[Path], chosen: Filter | None = None, *, on_progress: 
         if on_progress is not None and done % PROGRESS_EVENTS == 0:
             on_progress(sum(log.bytes_read for log in logs))
 
-    disagreement, why = replay_together(logs, findings, on_step)
-    if why:
-        warnings.append(why)
-    return Report(logs, findings, disagreement, warnings, chosen)
+    disagreement, told = replay_together(logs, findings, on_step)
+    return Report(logs, findings, disagreement, [*warnings, *told], chosen)
 
 
 def _check_together(logs: Sequence[OneLog]) -> list[str]:
