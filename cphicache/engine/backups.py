@@ -13,7 +13,7 @@ from cphicache.engine.host_eviction import HostEviction, Victims
 from cphicache.engine.records import Backup, Batch, Load, Refusal
 from cphicache.engine.state import CacheState, add_need, sub_need
 from cphicache.events import EventLog
-from cphicache.events.render import Extra
+from cphicache.events.render import Extra, StepRecord
 from cphicache.lifecycle import NO_INPUT, Input, LifecycleMachine, State, Trigger
 from cphicache.spaces.types import LogicalPage
 from cphicache.transfer.port import HostSlotsExhausted, TransferPort
@@ -116,7 +116,7 @@ class Backups:
                 tuple(record.confirmed),
                 self._state.no_need if record.state is N else record.need,  # before it is reserved: what it would take
                 record.wasted_need,
-                self._state.ledger.used,
+                self._state.ledger.used_by_rank,
                 0 if node is None else node.lock_ref - locks,
                 given if trigger is Trigger.LAYER_STORED else given.reason,
                 self._details(record, trigger, given) if trigger in DETAILED else (),
@@ -186,19 +186,24 @@ class Backups:
 
     def layers_stored(self, records: Iterable[Backup], payload: int, layers: Sequence[int]) -> None:
         """These layers' stores have been issued: submit their copies, one submission a layer for all records."""
-        given, stored, log = Input(payload=payload, layers=layers), Trigger.LAYER_STORED, self._log
-        tick, used, now = self._state.tick, self._state.ledger.used, None if log is None else log.now()
-        for record in records:
-            before = record.state
-            if before is not L and before is not R:
-                continue
-            stale = self._counted_step(record, stored, given)  # nothing follows from it, and it changes neither slots nor locks
-            if log is not None:
-                log.add((
-                    now, tick, record.node_id, record.generation, stored, before, record.state, stale, record.number, record.bound,
-                    record.agreed, tuple(record.submitted), tuple(record.confirmed), record.need, record.wasted_need, used, 0, given,
-                    (),
-                ))  # fmt: skip
+        given, stored, step = Input(payload=payload, layers=layers), Trigger.LAYER_STORED, self._counted_step
+        if self._log is None:
+            for record in records:
+                state = record.state
+                if state is L or state is R:
+                    step(record, stored, given)  # nothing follows from it
+        else:  # a step that changes neither slots nor locks, and many of them at once
+            tick, used, now = self._state.tick, self._state.ledger.used_by_rank, self._log.now()
+            events: list[StepRecord] = []
+            for record in records:
+                before = record.state
+                if before is L or before is R:
+                    stale = step(record, stored, given)
+                    events.append((
+                        now, tick, record.node_id, record.generation, stored, before, record.state, stale, record.number, record.bound,
+                        record.agreed, (*record.submitted,), (*record.confirmed,), record.need, record.wasted_need, used, 0, given, (),
+                    ))  # fmt: skip
+            self._log.add_all(events)
         copying, self._copying = self._copying, []
         if copying:
             self._transfer.submit_layers([record.key for record in copying if not record.void], self._names[payload], layers)

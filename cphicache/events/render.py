@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import orjson
@@ -30,7 +30,7 @@ StepRecord: TypeAlias = tuple[
     tuple[int, ...],  # confirmed
     tuple[int, ...],  # host slots by rank
     tuple[int, ...],  # wasted ones among them, which go with the operation
-    int,  # slots in use
+    Sequence[int],  # slots in use by rank
     int,  # change of device locks
     str | Input,  # reason; of layer_stored what came with it: reason, payload and layers
     Extra,
@@ -122,7 +122,7 @@ def _step_fields(record: StepRecord, names: tuple[str, ...]) -> dict[str, Any]:
         "submitted": {name: mask.bit_count() for name, mask in zip(names, submitted, strict=True)},
         "confirmed": {name: mask.bit_count() for name, mask in zip(names, confirmed, strict=True)},
         "slots": sum(need) + sum(wasted),
-        "used": used,
+        "used": sum(used),
     }
     if locks:
         fields["locks"] = locks

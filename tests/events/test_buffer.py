@@ -30,7 +30,7 @@ def record(log: EventLog, tick: int, **changes: Any) -> None:
     values: dict[str, Any] = {
         "node": 4, "generation": 2, "trigger": Trigger.LAYER_STORED, "before": State.RESERVED, "after": State.LAYERS_IN_FLIGHT,
         "stale": None, "number": None, "bound": False, "agreed": False, "submitted": (0b101, 1), "confirmed": (0, 0),
-        "need": (16, 0), "wasted": (0, 8), "used": 48, "locks": -1,
+        "need": (16, 0), "wasted": (0, 8), "used": (40, 8), "locks": -1,
         "cause": Input(reason="why", payload=1, layers=(0, 2)), "extra": (("parent", 3),),
     }  # fmt: skip
     step: Any = (log.now(), tick, *(values | changes).values())
