@@ -24,6 +24,8 @@ STEP = "step"
 """Name of the event of one lifecycle step."""
 CACHE = "cache"
 """Name of the event with the sizes of the cache that is about to be served."""
+DEVICE = "device"
+"""Name of the event of the device pool's occupancy: an observation, which nothing follows from."""
 QUARANTINE = "quarantine"
 """Name of the event with which a rank gives the host tier up: from there on it agrees with no other rank."""
 
@@ -118,6 +120,10 @@ EVENTS: Mapping[str, Mapping[str, str]] = {
     "reduction": {
         "count": "numbers below this one have been passed by every rank, up to a failed one",
         "first_failed": "first number that failed on some rank, or null",
+    },
+    DEVICE: {
+        "in_use": "device tokens that cannot be handed out, all ranks together: of the tree, of requests, in flight",
+        "evictable": "those of them that unlocked nodes hold",
     },
     "device_evicted": {"tokens": "device tokens freed", "dropped": "those of them without a host copy"},
     "write_back_wait": {"nodes": "whose backups the eviction waits for"},
