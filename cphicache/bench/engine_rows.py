@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from statistics import median
 from typing import Any, BinaryIO
 
 import orjson
@@ -12,12 +11,15 @@ import structlog
 import torch
 
 from cphicache.agree.local import SingleReducer
-from cphicache.bench.harness import Effort, Measured, Sampler, Spread, clock, cost_us, looped, times_us
+from cphicache.bench.harness import Effort, Measured, Sampler, Spread, clock, cost_us, looped, ratio
 from cphicache.bench.lifecycle_rows import LAYERS, cycle_rows
 from cphicache.bench.ports import EmptyPort, NoStreams
 from cphicache.engine import CacheConfig, CpHiRadixCache
+from cphicache.engine.records import Backup
+from cphicache.engine.state import CacheState
+from cphicache.engine.steps import Steps
 from cphicache.events import EventLog, Level
-from cphicache.lifecycle import BackupRecord, LifecycleMachine, State, Trigger
+from cphicache.lifecycle import BackupRecord, Input, LifecycleMachine, State, Trigger
 from cphicache.lifecycle.record import NO_INPUT
 from cphicache.spaces.layout import CpSharedKVLayout
 from cphicache.spaces.types import LogicalPage
@@ -32,7 +34,6 @@ PAGE_SIZE = 16
 ITEM_ELEMENTS = 4
 BATCH = 1
 COMPUTE_US = 20.0
-RESOLUTION_US = 0.001
 
 
 class Engine:
@@ -45,7 +46,6 @@ class Engine:
         nodes: int = 1,
         overlap: bool = True,
         copy_us: float = 0.0,
-        log: EventLog | None = None,
     ) -> None:
         pages = 2 * nodes
         self.nodes = nodes
@@ -68,7 +68,7 @@ class Engine:
             streams,
             d2h_bytes_per_us=rate,
         )
-        self.cache = CpHiRadixCache(self.config, self.transfer, SingleReducer(), log)
+        self.cache = CpHiRadixCache(self.config, self.transfer, SingleReducer())
         self._tokens = 0
         self._rows: dict[str, list[LogicalPage]] = {}
         self._keys: dict[str, Any] = {}
@@ -138,21 +138,32 @@ def _layers(engine: Engine) -> Sampler:
     return sample
 
 
+class _EventsOnly(Steps):
+    """What is left of the steps when the machine takes none: everything that an event costs on the scheduler's thread, the reading of
+    its columns and the clock included, and a call for each step."""
+
+    def _counted_step(self, record: Backup, trigger: Trigger, given: Input) -> str | None:
+        return None
+
+
 def event_cost(nodes: int) -> Callable[[Effort], Measured]:
-    """One line of structlog over what the event log adds to the step of one stored layer, with so many pending nodes: the engine with a
-    log against the same engine without one, so that everything that an event takes on the scheduler's thread is in it."""
+    """One line of structlog over the event of one stored layer, with so many pending nodes."""
 
     def measure(effort: Effort) -> Measured:
         log = EventLog(None, rank=0, level=Level.LIFECYCLE, wall_clock=time.time, header={}, keep=1 << 12)
-        bare, logged = Engine(NoStreams(), nodes=nodes), Engine(NoStreams(), nodes=nodes, log=log)
+        config = CacheConfig(page_size=PAGE_SIZE, cp_size=1, usable_pages=1, payloads=(("target", LAYERS),), host_slots=PAGE_SIZE)
+        steps = _EventsOnly(CacheState(config), log)
+        records = [Backup(number, 1, bound=True, no_need=(0,)) for number in range(nodes)]
+        for record in records:
+            record.state = State.LAYERS_IN_FLIGHT
+        given = Input(layers=(2,))
+
+        def ours(operations: int) -> None:
+            for _ in range(operations):
+                steps.layers_stored(records, given)
+
         with open("/dev/null", "wb") as nowhere:
-            sides = {"bare": _layers(bare), "logged": _layers(logged), "structlog": _structlog_lines(nowhere)}
-            found = times_us(sides, effort)
-        added = [with_log - without for with_log, without in zip(found["logged"], found["bare"], strict=True)]
-        events = [max(each / nodes, RESOLUTION_US) for each in added]  # of few operations the difference may drown
-        by_round = [line / event for line, event in zip(found["structlog"], events, strict=True)]
-        sides_us = {f"{name} us": round(median(values), 4) for name, values in {**found, "event": events}.items()}
-        return Measured(Spread.of(by_round), "x", effort.rounds, sides_us)
+            return ratio("structlog", "ours", {"ours": looped(ours), "structlog": _structlog_lines(nowhere)}, effort, scale=nodes)
 
     return measure
 

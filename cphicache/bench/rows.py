@@ -35,7 +35,12 @@ BENCHES: tuple[Bench, ...] = (
         record_growth,
     ),
     Bench("record-memory", "memory of an idle record, all that it refers to alone included", None, live_memory),
-    Bench("event-record", "one structlog line over what an event adds to a step, 1 pending node", _EVENT, event_cost(1)),
+    Bench(
+        "event-record",
+        "one structlog line over the event of a stored layer, its columns read and the clock included, 1 pending node",
+        _EVENT,
+        event_cost(1),
+    ),
     Bench("event-record-32", "the same with 32 pending nodes", _EVENT, event_cost(32)),
     Bench(
         "layer-1", "one more stored layer and payload, 1 pending node, without the copy", Target("lower", 15, 7.5), layer_cost(1)

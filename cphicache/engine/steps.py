@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from cphicache.engine.records import ALIVE, Backup, Refusal
+from cphicache.engine.records import Backup, Refusal
 from cphicache.engine.state import CacheState
 from cphicache.events import EventLog
 from cphicache.events.render import Extra, StepRecord
@@ -50,9 +50,14 @@ class Steps:
     def layers_stored(self, records: Iterable[Backup], given: Input) -> None:
         """Take this step with each pending one of these records, in order. Nothing follows from it."""
         step, stored, log = self._counted_step, Trigger.LAYER_STORED, self._log
+        reserved, in_flight = (
+            State.RESERVED,
+            State.LAYERS_IN_FLIGHT,
+        )  # compared by identity: looking one up in a set costs a hash in Python
         if log is None:
             for record in records:
-                if record.state in ALIVE:
+                state = record.state
+                if state is in_flight or state is reserved:
                     step(record, stored, given)
             return
         # a step that changes neither numbers, slots nor locks, and there may be many of them
@@ -60,7 +65,7 @@ class Steps:
         events: list[StepRecord] = []
         for record in records:
             before = record.state
-            if before in ALIVE:
+            if before is in_flight or before is reserved:
                 stale = step(record, stored, given)
                 events.append((
                     now, tick, record.node_id, record.generation, stored, before, record.state, stale, record.number, record.bound,
