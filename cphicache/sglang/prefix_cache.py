@@ -13,7 +13,9 @@ from typing import Any
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache, DecLockRefResult, EvictResult, IncLockRefResult
 
+from cphicache.agree.port import GroupBroken
 from cphicache.engine import CpHiRadixCache, LoadAnswer, Match
+from cphicache.sglang.refusal import say
 from cphicache.sglang.requests import ServerRequests
 from cphicache.spaces.types import LogicalPage
 from cphicache.transfer.port import TransferPort
@@ -21,7 +23,8 @@ from cphicache.tree import RadixKey
 
 
 class CphicachePrefixCache(BasePrefixCache):
-    """The tree cache of one scheduler process. ``pools``: SGLang's device pools by payload. ``close``: gives everything back.
+    """The tree cache of one scheduler process. ``pools``: SGLang's device pools by payload. ``on_tick``: hears of each tick.
+    ``close``: gives everything back.
 
     A draft model's KV of a token depends on the token that follows it: with a draft, keys are of bigrams, so that KV which is found by
     a key is right for both models.
@@ -40,6 +43,7 @@ class CphicachePrefixCache(BasePrefixCache):
         transfer: TransferPort,
         *,
         pools: Mapping[str, Any],
+        on_tick: Callable[[int], None],
         close: Callable[[], None],
     ) -> None:
         self.disable = False
@@ -52,6 +56,7 @@ class CphicachePrefixCache(BasePrefixCache):
         self._transfer = transfer
         self._pools = list(pools.values())
         self._drafts = len(pools) > 1
+        self._on_tick = on_tick
         self._close = close
         self._closed = False
         self._requests = ServerRequests(self._make_key, self.req_to_token_pool, self.page_size, self.device)
@@ -155,10 +160,33 @@ class CphicachePrefixCache(BasePrefixCache):
         """Free device tokens, as many as asked for or as there are."""
         return EvictResult(num_tokens_evicted=self.engine.evict(params.num_tokens).num_tokens_evicted)
 
+    # -- pages that the ranks of a group share --------------------------------------------------------------------------------
+    def rotation_base_of(self, node: Any) -> int | None:
+        """The rank that owns the first page of the chain that ``node`` is on; ``None`` where no pages are shared, and for the root."""
+        shards = self.engine.config.cp_size
+        if shards == 1 or node is None or node.is_root:
+            return None
+        while not node.parent.is_root:
+            node = node.parent
+        owner = node.backup.owners[0] if node.pages is None else self.engine.state.layout.owner_of_page(node.pages[0])
+        return int(owner)
+
+    def _breaks_rotation(self, req: Any, key: RadixKey) -> bool:
+        """Whether the tree's pages of ``key`` begin with another rank than the request's own: the owners of a chain have to go round."""
+        if self.engine.config.cp_size == 1:
+            return False
+        path = self.engine.state.tree.walk(key).path
+        return bool(path) and self.rotation_base_of(path[0]) != req.kv_rotation_base
+
     # -- the scheduler's iteration ------------------------------------------------------------------------------------------
     def check_hicache_events(self) -> None:
-        """One tick. Requests that read a load-back which has failed are aborted."""
-        report = self.engine.begin_tick()
+        """One tick. Requests that read a load-back which has failed are aborted. Raises ``GroupBroken`` when a rank is lost."""
+        try:
+            report = self.engine.begin_tick()
+        except GroupBroken as broken:
+            say(str(broken))
+            raise
+        self._on_tick(report.tick)
         for name in report.poisoned:
             req = self._requests.running.get(name)
             if req is not None and not req.finished() and req.to_finish is None:
@@ -209,7 +237,8 @@ class CphicachePrefixCache(BasePrefixCache):
             return pages
         if batch.out_cache_loc is None:
             return set()
-        return {LogicalPage(page) for page in (batch.out_cache_loc // self.page_size).tolist() if page}
+        reserved = self.engine.state.layout.reserved_pages  # SGLang pads a batch with locations there
+        return {LogicalPage(page) for page in (batch.out_cache_loc // self.page_size).tolist() if page not in reserved}
 
     def layer_stored(self, pool: Any, layer_id: int) -> None:
         """A forward has issued the KV store of a layer (number as in the model) into a device pool, which says whose layer it is."""
@@ -242,6 +271,8 @@ class CphicachePrefixCache(BasePrefixCache):
         """
         name = self._requests.running_name(req)
         key = self._requests.key_of(req, req.full_untruncated_fill_ids[:tokens])
+        if self._breaks_rotation(req, key):
+            return
         pages = self.engine.insert_unfinished(name, key, self._requests.row_pages(req, tokens), chunked=chunked)
         if pages is None:
             return
@@ -254,8 +285,13 @@ class CphicachePrefixCache(BasePrefixCache):
         name = self._requests.running_name(req)
         stored = (req.origin_input_ids + req.output_ids)[:tokens]
         pages = self._requests.row_pages(req, len(stored))
-        if insert and not self.engine.state.requests[name].poisoned:
-            self.engine.finish(name, self._requests.key_of(req, stored), pages)
+        key = self._requests.key_of(req, stored)
+        if insert and not self.engine.state.requests[name].poisoned and not self._breaks_rotation(req, key):
+            done = self.engine.finish(name, key, pages)
+            if not done and self.engine.config.cp_size > 1:
+                self.engine.end_request(
+                    name, (), "rotation"
+                )  # later, another chain may be there, which its pages would not continue
             self._requests.forget(req)
         else:
             self._end_without_insert(req, pages)

@@ -22,10 +22,10 @@ def environment():
     }  # fmt: skip
 
 
-def call(*arguments, **variables):
+def call(*arguments, limit_s=LIMIT_S, **variables):
     return subprocess.run(
         [sys.executable, "-W", "ignore", *arguments], cwd=HERE, env=environment() | variables, capture_output=True, text=True,
-        timeout=LIMIT_S, check=False,
+        timeout=limit_s, check=False,
     )  # fmt: skip
 
 
