@@ -33,7 +33,7 @@ def stored(cache, tokens):
 
 
 def come_back(rig, name, tokens, before):
-    """Push everything out of the device pool and ask for ``tokens`` again: what came out, and which bytes are as they were."""
+    """Push everything out of the device pool and ask for ``tokens`` again: what came out, and which layers were loaded as they were."""
     from worker import told
 
     for index, (_, other) in enumerate(requests(5, seed=29)):
@@ -41,9 +41,10 @@ def come_back(rig, name, tokens, before):
     out = told(rig.generate(name, tokens, ALONE_TOKENS))
     if not before:
         return out, {}
-    after = stored(rig.cache, tokens)
+    after, loaded = stored(rig.cache, tokens), slice(out["device"], out["cached"])
     return out, {
-        payload: [bool((old == new).all()) for old, new in zip(before[payload], after[payload], strict=True)] for payload in before
+        payload: [bool((old[loaded] == new[loaded]).all()) for old, new in zip(before[payload], after[payload], strict=True)]
+        for payload in before
     }
 
 
