@@ -1,8 +1,13 @@
 """Serving with a draft model: its KV comes back from the host byte for byte, and its tokens are right as often as without a cache."""
 
 import random
+import threading
 
 NEW_TOKENS, ALONE_TOKENS = 12, 30
+PARTED = 192
+"""Tokens after which one prompt parts from another: whole pages."""
+NEVER_S = 20
+"""How long a load-back is held for which no forward waits."""
 AT_ONCE = 3
 
 
@@ -48,15 +53,40 @@ def come_back(rig, name, tokens, before):
     }
 
 
+def hold_draft_loads(cache):
+    """The draft's KV comes back only when its forward waits for it: one that does not reads what was there before."""
+    wanted, wait_layer, pool = threading.Event(), cache.wait_layer, draft_pool(cache)
+    load = pool.load_to_device_per_layer
+
+    def wait(payload, layer):
+        if payload == "draft" and cache.engine.state.loads:
+            wanted.set()
+        wait_layer(payload, layer)
+
+    def held(*args):
+        wanted.wait(NEVER_S)
+        load(*args)
+        wanted.clear()
+
+    cache.wait_layer, pool.load_to_device_per_layer = wait, held
+
+
+def draft_pool(cache):
+    return cache._transfer._loader._host_pools["draft"]
+
+
 def serve_drafts(rig, config):
-    """One prompt computed, pushed out, and brought back; requests on shared beginnings, some at a time; then the first prompt once more,
-    without its draft KV (control)."""
+    """One prompt computed, and another that begins like it; the first pushed out and brought back; requests on shared beginnings, some
+    at a time; then the first prompt once more, without its draft KV (control)."""
     from worker import told
 
     is_ours = config["backend"] == "cphicache"
+    if is_ours:
+        hold_draft_loads(rig.cache)
     asked, served, out = requests(config["requests"]), [], {}
     first = asked[0][1][:100] + requests(8, seed=23)[3][1]
     out["first"] = told(rig.generate("first", first, ALONE_TOKENS))
+    out["parted"] = told(rig.generate("parted", first[:PARTED] + [token % 400 + 100 for token in first[PARTED:]], NEW_TOKENS))
     before = stored(rig.cache, first) if is_ours else {}
     out["back"], same = come_back(rig, "back", first, before)
 
@@ -70,6 +100,6 @@ def serve_drafts(rig, config):
     rig.loop(callback)
     out |= {req.rid: told(req) for req in served}
     if is_ours:
-        rig.cache._transfer._loader._host_pools["draft"].load_to_device_per_layer = lambda *args, **kwargs: None
+        draft_pool(rig.cache).load_to_device_per_layer = lambda *args: None
     out["forgotten"], forgotten = come_back(rig, "forgotten", first, before)
-    return out | {"same_bytes": same, "forgotten_bytes": forgotten}
+    return out | {"length": len(first), "same_bytes": same, "forgotten_bytes": forgotten}
