@@ -37,7 +37,7 @@ BENCHES: tuple[Bench, ...] = (
     Bench("record-memory", "memory of an idle record, all that it refers to alone included", None, live_memory),
     Bench(
         "event-record",
-        "one structlog line over the event of a stored layer, its columns read and the clock included, 1 pending node",
+        "one structlog line over what the event of a stored layer adds to its step, 1 pending node",
         _EVENT,
         event_cost(1),
     ),

@@ -50,10 +50,7 @@ class Steps:
     def layers_stored(self, records: Iterable[Backup], given: Input) -> None:
         """Take this step with each pending one of these records, in order. Nothing follows from it."""
         step, stored, log = self._counted_step, Trigger.LAYER_STORED, self._log
-        reserved, in_flight = (
-            State.RESERVED,
-            State.LAYERS_IN_FLIGHT,
-        )  # compared by identity: looking one up in a set costs a hash in Python
+        reserved, in_flight = State.RESERVED, State.LAYERS_IN_FLIGHT  # compared by identity: a set would hash them in Python
         if log is None:
             for record in records:
                 state = record.state
