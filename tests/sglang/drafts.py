@@ -1,8 +1,13 @@
 """Serving with a draft model: its KV comes back from the host byte for byte, and its tokens are right as often as without a cache."""
 
 import random
+import threading
 
-NEW_TOKENS = 12
+NEW_TOKENS, ALONE_TOKENS = 12, 30
+PARTED = 192
+"""Tokens after which one prompt parts from another: whole pages."""
+NEVER_S = 20
+"""How long a load-back is held for which no forward waits."""
 AT_ONCE = 3
 
 
@@ -32,35 +37,69 @@ def stored(cache, tokens):
     return {payload: bytes_of(pool) for payload, pool in zip(cache.engine.config.payload_names, cache._pools, strict=True)}
 
 
+def come_back(rig, name, tokens, before):
+    """Push everything out of the device pool and ask for ``tokens`` again: what came out, and which layers were loaded as they were."""
+    from worker import told
+
+    for index, (_, other) in enumerate(requests(5, seed=29)):
+        rig.generate(f"before {name} {index}", other, 2)
+    out = told(rig.generate(name, tokens, ALONE_TOKENS))
+    if not before:
+        return out, {}
+    after, loaded = stored(rig.cache, tokens), slice(out["device"], out["cached"])
+    return out, {
+        payload: [bool((old[loaded] == new[loaded]).all()) for old, new in zip(before[payload], after[payload], strict=True)]
+        for payload in before
+    }
+
+
+def hold_draft_loads(cache):
+    """The draft's KV comes back only when its forward waits for it: one that does not reads what was there before."""
+    wanted, wait_layer, pool = threading.Event(), cache.wait_layer, draft_pool(cache)
+    load = pool.load_to_device_per_layer
+
+    def wait(payload, layer):
+        if payload == "draft" and cache.engine.state.loads:
+            wanted.set()
+        wait_layer(payload, layer)
+
+    def held(*args):
+        wanted.wait(NEVER_S)
+        load(*args)
+        wanted.clear()
+
+    cache.wait_layer, pool.load_to_device_per_layer = wait, held
+
+
+def draft_pool(cache):
+    return cache._transfer._loader._host_pools["draft"]
+
+
 def serve_drafts(rig, config):
-    """One prompt computed, pushed out, and brought back from the host; then requests on shared beginnings, some at a time."""
+    """One prompt computed, and another that begins like it; the first pushed out and brought back; requests on shared beginnings, some
+    at a time; then the first prompt once more, without its draft KV (control)."""
     from worker import told
 
     is_ours = config["backend"] == "cphicache"
-    if is_ours and config.get("forget_draft"):
-        rig.cache._transfer._loader._host_pools["draft"].load_to_device_per_layer = lambda *args, **kwargs: None
-    asked, out = requests(config["requests"]), {}
+    if is_ours:
+        hold_draft_loads(rig.cache)
+    asked, served, out = requests(config["requests"]), [], {}
     first = asked[0][1][:100] + requests(8, seed=23)[3][1]
-    out["first"] = told(rig.generate("first", first, NEW_TOKENS))
+    out["first"] = told(rig.generate("first", first, ALONE_TOKENS))
+    out["parted"] = told(rig.generate("parted", first[:PARTED] + [token % 400 + 100 for token in first[PARTED:]], NEW_TOKENS))
     before = stored(rig.cache, first) if is_ours else {}
-    for index, (_, tokens) in enumerate(requests(5, seed=29)):
-        rig.generate(f"other{index}", tokens, 2)
-    out["back"] = told(rig.generate("back", first, NEW_TOKENS))
-    after = stored(rig.cache, first) if is_ours else {}
-    out["same_bytes"] = {
-        payload: [bool((old == new).all()) for old, new in zip(before[payload], after[payload], strict=True)] for payload in before
-    }
-    waiting, live = list(asked), []
+    out["back"], same = come_back(rig, "back", first, before)
 
     def callback():
-        live[:] = [req for req in live if not req.finished()]
-        while waiting and len(live) < AT_ONCE:
-            rid, tokens = waiting.pop(0)
-            live.append(rig.submit(rid, tokens, NEW_TOKENS))
+        live = [req for req in served if not req.finished()]
+        while len(served) < len(asked) and len(live) < AT_ONCE:
+            live.append(rig.submit(*asked[len(served)], NEW_TOKENS))
             served.append(live[-1])
-        return not waiting and not live and rig.scheduler.is_fully_idle()
+        return len(served) == len(asked) and not live and rig.scheduler.is_fully_idle()
 
-    served = []
     rig.loop(callback)
     out |= {req.rid: told(req) for req in served}
-    return out
+    if is_ours:
+        draft_pool(rig.cache).load_to_device_per_layer = lambda *args: None
+    out["forgotten"], forgotten = come_back(rig, "forgotten", first, before)
+    return out | {"length": len(first), "same_bytes": same, "forgotten_bytes": forgotten}
