@@ -116,8 +116,11 @@ class CpHiRadixCache:
         return RadixKey.of(tokens, self.config.page_size, extra_key)
 
     # -- the tick -------------------------------------------------------------------------------------------------------------
-    def begin_tick(self) -> TickReport:
+    def begin_tick(self, *, idle: bool = False) -> TickReport:
         """Apply the last reduction, issue the next, then parked inserts, deferred requests and retries, in this order.
+
+        ``idle``: nothing has been computed since the last tick, which then counts little for ``max_deferral_ticks``: only every
+        :data:`~cphicache.engine.waiting.IDLE_TICKS`-th such tick counts, since they pass in a fraction of a forward's time.
 
         Raises :class:`~cphicache.agree.port.GroupBroken` when a rank is lost and its part of the KV with it, with the host tier
         quarantined already (R22). Where the KV is replicated the tick goes on instead.
@@ -125,7 +128,9 @@ class CpHiRadixCache:
         state = self.state
         state.tick += 1
         if self._ops is not None:
-            self._ops.call("begin_tick")
+            self._ops.call("begin_tick", **({"idle": True} if idle else {}))
+        if idle:
+            self._waiting.idle_tick()
         self._agreement.apply_outstanding()
         self._loads.undo_drained()
         self._agreement.issue()
@@ -397,6 +402,20 @@ class CpHiRadixCache:
             self._decline(request, result)
             return None
         return result.row
+
+    def confirm_loads(self, rid: str) -> bool:
+        """Whether what the request has read of load-backs is right, if it is about to end before that is agreed (R25).
+
+        Waits for those copies, which its forward has waited for too, and settles their failures with one blocking reduction or more
+        (one each that has failed); costs nothing when no load-back of the request is in flight.
+        """
+        request = self._running(rid)
+        if request.loads:
+            if self._ops is not None:
+                self._ops.call("confirm_loads", request=rid)
+            self._agreement.settle_failures([self.state.loads[load_id] for load_id in sorted(request.loads)])
+            self._loads.undo_drained()
+        return not request.poisoned
 
     def finish(self, rid: str, key: RadixKey, row: Sequence[LogicalPage]) -> bool:
         """The request has ended: insert its KV, free what is left of its row. False: the insert is parked until it can be made."""

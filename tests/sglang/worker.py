@@ -8,7 +8,9 @@ import random
 import sys
 from functools import partial
 
+import cpu
 from rig import Rig
+from workload import random_requests
 
 BUILT_IN = (
     ("sglang.srt.managers.cache_controller", "HiCacheController"),
@@ -33,6 +35,18 @@ def forbid_built_in():
         getattr(importlib.import_module(module), name).__init__ = partial(refuse, name)
 
 
+def removable_tokens(tree, record):
+    """Tokens of host-only nodes that nothing keeps, neither themselves nor what is below them, nor that the record hangs on them."""
+    parent = record.node.parent if record.node is not None else None if record.parent is None else record.parent.node
+
+    def count(node):
+        below = [count(child) for child in node.children.values()]
+        kept = not node.is_host_removable or node is parent or any(keeps for _, keeps in below)
+        return sum(tokens for tokens, _ in below) + (0 if kept else node.length_tokens), kept
+
+    return count(tree.root)[0]
+
+
 class Watch:
     """Looks at the cache from outside: the checker at every iteration, the order of layer reports and submissions."""
 
@@ -41,10 +55,12 @@ class Watch:
         from cphicache.run.census import take_census
 
         self.rig, self.cache, self.engine = rig, rig.cache, rig.cache.engine
-        self.findings, self.checks, self.idle_checks = [], 0, 0
+        self.findings, self.checks, self.idles, self.victims_left = [], 0, 0, []
         self.forwards, self.commits = [], 0
         self._check, self._check_quiet, self._census = check, check_quiet, take_census
         rig.each = self.look
+        rig.scheduler.on_idle = self._idle(rig.scheduler.on_idle)
+        self.engine._backups.refuse = self._refused(self.engine._backups.refuse)
         begin, end = self.cache.begin_forward, self.cache.end_forward
         stored, submit = self.cache.layer_stored, self.cache._transfer.submit_layers
         self._inside = False
@@ -78,6 +94,28 @@ class Watch:
         self.checks += 1
         self.findings += [str(finding) for finding in self._check(self.census())]
 
+    def _idle(self, on_idle):
+        """Whenever SGLang is idle it checks its pools for leaks: so do we."""
+
+        def checked():
+            if self.rig.scheduler.is_fully_idle():
+                self.idles += 1
+                self.findings += [str(finding) for finding in self._check_quiet(self.census())]
+            on_idle()
+
+        return checked
+
+    def _refused(self, refuse):
+        """A backup that is refused for lack of host slots: how many could have been had, counted node by node."""
+
+        def counted(record, given):
+            free = self.engine.state.ledger.free(0, "target")
+            if self.engine._backups.fit(record) and free + removable_tokens(self.engine.state.tree, record) >= record.need[0]:
+                self.victims_left.append(record.describe())
+            refuse(record, given)
+
+        return counted
+
     def end(self):
         self.findings += [str(finding) for finding in self._check_quiet(self.census())]
 
@@ -91,7 +129,7 @@ class Watch:
             if ("d2h", 0) in forward and ("stored", last) in forward
         )
         return {
-            "findings": self.findings[:5], "checks": self.checks, "forwards_with_backup": len(order), "early": early,
+            "findings": self.findings[:5], "checks": self.checks, "idles": self.idles, "victims_left": self.victims_left[:5], "forwards_with_backup": len(order), "early": early,
             "committed": counters.committed, "load_backs": counters.load_backs, "load_back_tokens": counters.load_back_tokens,
             "declined": counters.declined_inserts, "deferred": counters.deferred_splits, "parked": counters.parked_inserts,
             "parked_dropped": counters.parked_dropped, "duplicates": counters.duplicate_tokens, "refused": dict(counters.refused),
@@ -103,7 +141,7 @@ class Watch:
 
 def told(req):
     return {
-        "tokens": list(req.output_ids), "cached": req.cached_tokens, "device": req.cached_tokens_device, "host": req.cached_tokens_host,
+        "tokens": list(req.output_ids), "retracted": req.retracted_stain, "cached": req.cached_tokens, "device": req.cached_tokens_device, "host": req.cached_tokens_host,
         "reason": None if req.finished_reason is None else type(req.finished_reason).__name__,
     }  # fmt: skip
 
@@ -129,14 +167,11 @@ def serve_basic(rig, config):
 
 
 def serve_random(rig, config):
-    """Requests with shared prefixes of several lengths, some longer than a chunk, a few aborted, several at a time."""
-    rng, prompt = prompts(config.get("seed", 3))
-    stems = [prompt(length) for length in (48, 130, 200, 330)]
-    requests, made, out = [], 0, {}
-    abort_at = {}
+    """The random requests, several at a time; a run without aborts is the reference."""
+    asked = random_requests(config["requests"], config.get("seed", 3))
+    requests, abort_at = [], {}
 
     def callback():
-        nonlocal made
         live = [req for req in requests if not req.finished() and req.rid not in rig.gone]
         for req in live:
             limit = abort_at.get(req.rid)
@@ -146,23 +181,18 @@ def serve_random(rig, config):
                 rig.abort(req.rid)
                 if queued:
                     rig.gone.add(req.rid)
-        while made < config["requests"] and len(live) < 6:
-            stem = rng.choice(stems)
-            tokens = stem[: rng.choice((len(stem), len(stem) // 2, len(stem) - 5))] + prompt(rng.randrange(1, 60))
-            rid = f"r{made}"
-            req = rig.submit(rid, tokens, rng.randrange(1, 9))
-            if rng.random() < 0.1:
-                abort_at[rid] = rng.randrange(0, 3)
+        while len(requests) < len(asked) and len(live) < 6:
+            one = asked[len(requests)]
+            req = rig.submit(one.rid, one.tokens, one.new_tokens)
+            if one.abort_at is not None and config.get("aborts", True):
+                abort_at[one.rid] = one.abort_at
             requests.append(req)
             live.append(req)
-            made += 1
-        return made == config["requests"] and not live and rig.scheduler.is_fully_idle()
+        return len(requests) == len(asked) and not live and rig.scheduler.is_fully_idle()
 
     rig.loop(callback)
     rig.run(requests)
-    for req in requests:
-        out[req.rid] = told(req)
-    return out
+    return {req.rid: told(req) for req in requests}
 
 
 def serve_waiting(rig, config):
@@ -243,8 +273,7 @@ def prepare(config):
         registry._RADIX_CACHE_REGISTRY["cphicache"] = lambda context: factory.build_cache(context, faults=faults)
 
 
-def main():
-    config = json.loads(sys.argv[1])
+def serve(config):
     options = dict(config.get("options", {}))
     backend = config.get("backend")
     if backend == "cphicache":
@@ -254,7 +283,7 @@ def main():
         options = {name: value for name, value in options.items() if not name.startswith("hicache")}
         rig, watch = Rig(config["model"], {"disable_radix_cache": True} | options), None
     else:
-        rig, watch = Rig(config["model"], HIERARCHICAL | options), None
+        rig, watch = Rig(config["model"], HIERARCHICAL | options, prepare=cpu.install_built_in), None
     out = {"served": SCENARIOS[config["scenario"]](rig, config)}
     if watch is not None:
         watch.end()
@@ -264,4 +293,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    serve(json.loads(sys.argv[1]))

@@ -1,0 +1,63 @@
+"""Runs schedulers for the tests and for the soak run, each in a process of its own, and keeps what came out."""
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+from nursery import Nursery
+
+HERE = Path(__file__).parent
+WORK = HERE.parents[1] / ".sglang"
+LIMIT_S = 240
+
+
+def environment():
+    paths = [str(HERE / "stubs"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join(paths), "SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1", "PYTHONDONTWRITEBYTECODE": "1",
+        "TORCH_EXTENSIONS_DIR": str(WORK / "torch_extensions"), "SGLANG_CACHE_DIR": str(WORK / "cache"),
+    }  # fmt: skip
+
+
+@cache
+def models():
+    if not (WORK / "mla" / "model.safetensors").exists():
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "models.py", str(WORK)], cwd=HERE, env=environment(), capture_output=True, text=True,
+            timeout=LIMIT_S, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-4000:]
+    return WORK
+
+
+@cache
+def _nursery():
+    WORK.mkdir(exist_ok=True)
+    return Nursery(environment(), WORK)
+
+
+def call(config, **variables):
+    """Serve a configuration (see worker.py) and say how that process ended."""
+    return _nursery().run(config, **variables)
+
+
+@cache
+def _served(text):
+    config = json.loads(text)
+    done = call(config, **config.pop("variables", {}))
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def served(model, scenario, backend="cphicache", **config):
+    """What came out of a scenario; asked for again, it is not run again."""
+    config |= {"model": str(models() / model), "scenario": scenario, "backend": backend}
+    return _served(json.dumps(config, sort_keys=True))
+
+
+def reference(model, requests):
+    """The random requests on a scheduler without any cache, none aborted."""
+    return served(model, "random", "none", requests=requests, aborts=False, options={"max_total_tokens": 4096})["served"]
