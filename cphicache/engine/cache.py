@@ -28,7 +28,7 @@ from cphicache.engine.loadback import LoadBacks
 from cphicache.engine.matching import backed_prefix, blocks_split, cut_before_last, match, match_of
 from cphicache.engine.oplog import KeyedNames, KeyNames, OpLog
 from cphicache.engine.records import Backup, Batch, LoadAnswer, LoadState, Match, Parked, Refusal, Request, TickReport
-from cphicache.engine.state import CacheState, KVEvent
+from cphicache.engine.state import CacheState, KVEvent, KVListener
 from cphicache.engine.waiting import Waiting
 from cphicache.events import EventLog, Level
 from cphicache.lifecycle import Input, State, Trigger
@@ -207,15 +207,20 @@ class CpHiRadixCache:
             )
         return self._loads.queue(rid, found, extend_tokens)
 
-    def admit(self, rid: str, node: Node[Backup], protected_pages: int) -> None:
-        """The request starts: lock its prefix, which ends in ``node`` and gives the first ``protected_pages`` pages of its row."""
+    def admit(self, rid: str, node: Node[Backup], protected_pages: int, *, priority: int = 0) -> None:
+        """The request starts: lock its prefix, which ends in ``node`` and gives the first ``protected_pages`` pages of its row.
+
+        ``priority``: of its KV, under the eviction policy of that name (lower ones go first).
+        """
         if rid in self.state.requests:
             raise CacheMisuse(f"request {rid!r} is running already: end it before it is admitted again")
         if self._ops is not None:
-            self._ops.call("admit", request=rid, node=node.id, pages=protected_pages)
+            self._ops.call(
+                "admit", request=rid, node=node.id, pages=protected_pages, **({"priority": priority} if priority else {})
+            )
         self._waiting.stop(rid)
         self.state.tree.lock(node)
-        request = Request(rid, node, protected_pages, 0)
+        request = Request(rid, node, protected_pages, 0, priority=priority)
         self.state.requests[rid] = request
         self._read_loads(request)
         at: Node[Backup] | None = node
@@ -460,6 +465,10 @@ class CpHiRadixCache:
         if self._ops is not None:
             self._ops.call("free", pages=list(pages))
         self.state.alloc.free(list(pages))
+
+    def listen(self, listener: KVListener | None) -> None:
+        """Call ``listener`` at each KV event, instead of waiting for :meth:`take_events` to be asked; ``None``: do not."""
+        self.state.kv_listener = listener
 
     def take_events(self) -> list[KVEvent]:
         """KV events by medium since the last call."""

@@ -10,7 +10,6 @@ from cphicache.lifecycle import Input, State, Trigger
 from cphicache.tree import Node
 from cphicache.tree.node import depth
 
-
 IDLE_TICKS = 64
 """Of ticks in which nothing is computed, one in so many counts for the bounds on waits."""
 

@@ -93,7 +93,8 @@ class Player:
 
     def _admit(self, call: Call) -> Result:
         node = call["node"]
-        self.cache.admit(call["request"], self.node(node) if isinstance(node, int) else node, call["pages"])
+        at = self.node(node) if isinstance(node, int) else node
+        self.cache.admit(call["request"], at, call["pages"], priority=call.get("priority", 0))
         return NO_RESULT
 
     def _alloc(self, call: Call) -> Result:

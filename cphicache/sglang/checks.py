@@ -10,8 +10,8 @@ from cphicache.sglang.contracts import CONTRACTS, Contract
 from cphicache.sglang.refusal import SglangRefused, say
 
 TESTED = tuple(contract.version for contract in CONTRACTS)
-POLICIES = ("lru", "lfu")
-"""Eviction policies that both sides have. ``priority``: the requests' priorities do not reach the tree yet."""
+POLICIES = ("lru", "lfu", "slru", "priority")
+"""Eviction policies that both sides have."""
 ALLOCATORS = ("PagedTokenToKVPoolAllocator", "TokenToKVPoolAllocator")
 HOST_POLICIES = ("write_through", "write_through_selective", "write_back")
 
@@ -79,7 +79,6 @@ def check_start(context: Any, memory: Any, disaggregation: Any, serving: Any, sp
             f"--hicache-write-policy {memory.hicache_write_policy} is not known: use one of {', '.join(HOST_POLICIES)}",
         ),
         (allocator not in ALLOCATORS, f"device allocator {allocator} is not supported: cphicache knows {', '.join(ALLOCATORS)}"),
-        (params.enable_kv_cache_events, "--kv-events-config is not supported yet: drop that option"),
     )
     for is_so, text in refusals:
         if is_so:

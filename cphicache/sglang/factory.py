@@ -18,11 +18,12 @@ from cphicache.sglang.allocator import ServerAllocator
 from cphicache.sglang.checks import check_start, check_version
 from cphicache.sglang.contracts import installed_contract
 from cphicache.sglang.counter import LayerCounter
+from cphicache.sglang.metrics import ServerMetrics
 from cphicache.sglang.pools import adopt_pool
 from cphicache.sglang.prefix_cache import CphicachePrefixCache
 from cphicache.sglang.refusal import SglangRefused, say
 from cphicache.sglang.settings import Settings, load_settings
-from cphicache.sglang.streams import HostForwardStreams
+from cphicache.sglang.streams import CurrentStream, HostForwardStreams
 from cphicache.spaces.layout import CpSharedKVLayout
 from cphicache.transfer.budget import HostBudget, host_budget, memory_limits
 from cphicache.transfer.faults import CopyFaults
@@ -79,7 +80,7 @@ def _build(context: Any, settings: Settings, faults: CopyFaults | None) -> Cphic
         payloads=((PAYLOAD, device_pool.shape.layers),),
         host_slots=budget.slots,
         policy=WritePolicy(memory.hicache_write_policy),
-        eviction_policy=params.eviction_policy,
+        eviction_policy=_eviction_policy(params),
         reclaim_device_valid=settings.reclaim_device_valid,
         overlap=settings.overlap,
         selective_hits=settings.selective_hits,
@@ -97,7 +98,12 @@ def _build(context: Any, settings: Settings, faults: CopyFaults | None) -> Cphic
         if log is not None:
             log.close()
 
-    cache: CphicachePrefixCache = contract.cache_class()(params, engine, transfer, start_layer=kvcache.start_layer, close=close)
+    metrics = None
+    if params.enable_metrics and ServerMetrics.are_collected():
+        metrics = ServerMetrics(0, engine, lambda: transfer.counters, token_bytes=device_pool.shape.token_bytes, log=log)
+    cache: CphicachePrefixCache = contract.cache_class()(
+        params, engine, transfer, start_layer=kvcache.start_layer, metrics=metrics, close=close
+    )
     counter = LayerCounter(cache)
     kvcache.register_layer_transfer_counter(counter)
     context.tp_worker.register_hicache_layer_transfer_counter(counter)
@@ -126,10 +132,17 @@ def _streams(device: torch.device, context: Any) -> Streams:
     if device.type != "cuda":
         raise SglangRefused(f"device {device.type} is not supported: use cuda or cpu")
     if get_schedule().disable_overlap_schedule:
-        raise SglangRefused(
-            "--disable-overlap-schedule on a GPU is not supported yet: the copies are ordered after the forward stream"
-        )
+        return CudaStreams(device, compute=CurrentStream(device))  # the forward runs on the scheduler's own, which is made later
     return CudaStreams(device, compute=context.tp_worker.model_runner.forward_stream)
+
+
+def _eviction_policy(params: Any) -> str:
+    """SGLang's policy by the engine's name for it: that has the only parameter that SGLang knows in it."""
+    given = dict(params.eviction_policy_config or {})
+    hits = given.pop("protected_threshold", None) if params.eviction_policy == "slru" else None
+    if given:
+        raise SglangRefused(f"--radix-eviction-policy-config {given}: {params.eviction_policy} has no such parameter; leave it out")
+    return params.eviction_policy if hits is None else f"slru-{hits}"
 
 
 def _log(settings: Settings) -> EventLog | None:

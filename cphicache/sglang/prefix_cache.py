@@ -14,11 +14,14 @@ from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache, DecLockRefResult, EvictResult, IncLockRefResult
 
 from cphicache.engine import CpHiRadixCache, LoadAnswer, Match
+from cphicache.sglang.kv_events import ServerEvents
+from cphicache.sglang.metrics import ServerMetrics
 from cphicache.sglang.requests import ServerRequests
 from cphicache.spaces.types import LogicalPage
 from cphicache.transfer.port import TransferPort
 from cphicache.tree import RadixKey
 
+LOAD_FAILED = "cphicache: the load-back of this request's prefix has failed; send it again"
 TARGET = 0
 """Index of the only payload, the target model's KV."""
 
@@ -40,6 +43,7 @@ class CphicachePrefixCache(BasePrefixCache):
         transfer: TransferPort,
         *,
         start_layer: int = 0,
+        metrics: ServerMetrics | None = None,
         close: Callable[[], None],
     ) -> None:
         self.disable = False
@@ -58,6 +62,13 @@ class CphicachePrefixCache(BasePrefixCache):
         self._prepared: tuple[Any, int] | None = None
         self._forward: int | None = None
         self._last_match: tuple[Any, RadixKey] | None = None
+        self.preempted: list[Any] = []
+        """Whom SGLang has preempted in this round; for the hooks."""
+        self._computed = False  # whether a forward was started since the last tick
+        self._events = ServerEvents(self.page_size) if params.enable_kv_cache_events else None
+        if self._events is not None:
+            engine.listen(self._events.hear)
+        self._metrics = metrics
         if params.enable_metrics:
             self.init_metrics_collector()
 
@@ -157,11 +168,14 @@ class CphicachePrefixCache(BasePrefixCache):
     # -- the scheduler's iteration ------------------------------------------------------------------------------------------
     def check_hicache_events(self) -> None:
         """One tick. Requests that read a load-back which has failed are aborted."""
-        report = self.engine.begin_tick()
+        report = self.engine.begin_tick(idle=not self._computed)
+        self._computed = False
         for name in report.poisoned:
             req = self._requests.running.get(name)
             if req is not None and not req.finished() and req.to_finish is None:
-                req.to_finish = FINISH_ABORT("cphicache: the load-back of this request's prefix has failed; send it again")
+                req.to_finish = FINISH_ABORT(LOAD_FAILED)
+        if self._metrics is not None:
+            self._metrics.tick()
 
     def ready_to_load_host_cache(self) -> int:
         """Start the queued load-backs as one producer; -1 when there is none."""
@@ -185,13 +199,15 @@ class CphicachePrefixCache(BasePrefixCache):
     def _admit(self, req: Any) -> str:
         name = self._requests.name_of(req)
         if not self._requests.is_running(req):
-            self.engine.admit(name, req.last_node, req.kv.cache_protected_len // self.page_size)
+            pages = req.kv.cache_protected_len // self.page_size
+            self.engine.admit(name, req.last_node, pages, priority=getattr(req, "priority", 0) or 0)
             self._drop_admission_lock(req)
             self._requests.start(req)
         return name
 
     def begin_forward(self, batch: Any) -> None:
         """The batch's forward starts: it may write pages that copies still read, and is the one that layer reports speak of."""
+        self._computed = True
         state = self.engine.state
         if batch.out_cache_loc is not None and (state.pending or state.loads):
             pages = sorted(set((batch.out_cache_loc // self.page_size).tolist()) - {0})
@@ -234,11 +250,18 @@ class CphicachePrefixCache(BasePrefixCache):
         req.last_node = self.engine.state.requests[name].lock
 
     def _end(self, req: Any, tokens: int, *, insert: bool) -> None:
-        """The request has ended with so many tokens stored: insert its KV, or (aborted, retracted, poisoned) free what is its own."""
+        """The request has ended with so many tokens stored: insert its KV, or (aborted, retracted, poisoned) free what is its own.
+
+        One that ends before it is agreed that the load-backs which it has read went well asks for that now: if one has failed, its
+        answer, which SGLang sends after this call, is an abort.
+        """
         name = self._requests.running_name(req)
+        if insert and not self.engine.confirm_loads(name):
+            req.finished_reason = FINISH_ABORT(LOAD_FAILED)
+            insert = False
         stored = (req.origin_input_ids + req.output_ids)[:tokens]
         pages = self._requests.row_pages(req, len(stored))
-        if insert and not self.engine.state.requests[name].poisoned:
+        if insert:
             self.engine.finish(name, self._requests.key_of(req, stored), pages)
             self._requests.forget(req)
         else:
@@ -255,6 +278,10 @@ class CphicachePrefixCache(BasePrefixCache):
         if name is not None:
             self.engine.end_request(name, (), "abort")
 
+    def take_events(self) -> list[Any]:
+        """SGLang's KV events since the last call; none without ``--kv-events-config``."""
+        return [] if self._events is None else self._events.take()
+
     # -- flush and end ----------------------------------------------------------------------------------------------------------
     def settle(self) -> None:
         """Bring everything in flight to its end, if no request runs: a flush is not refused because of backups."""
@@ -264,6 +291,8 @@ class CphicachePrefixCache(BasePrefixCache):
     def reset(self) -> None:
         """Forget the whole cache."""
         self.engine.flush()
+        if self._events is not None:
+            self._events.cleared()
         self._requests.clear()
         self._prepared = self._last_match = None
 

@@ -432,6 +432,7 @@ DECIDES: dict[str, Change] = {
     "Request.ops": lambda state: request(state).ops.pop(),
     "Request.loads": lambda state: request(state).loads.clear(),
     "Request.poisoned": put(request, "poisoned", True),
+    "Request.priority": put(request, "priority", 3),
     "Request.whole_pages": put(request, "whole_pages", 1),
     "Waiter.rid": lambda state: setattr(state.waiters["w"], "rid", "q"),
     "Waiter.node_id": lambda state: setattr(state.waiters["w"], "node_id", plain(state).node_id),

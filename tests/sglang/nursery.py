@@ -54,14 +54,8 @@ class Nursery:
 
 def preload():
     """Import what a scheduler needs, all model classes included; no thread may be running afterwards."""
-    import sglang.srt.managers.scheduler
-    import sglang.srt.models.registry
     import torch
     from sglang.srt.plugins import load_plugins
-
-    import cphicache.run.census
-    import cphicache.sglang.factory
-    import worker
 
     load_plugins()
     torch.set_num_threads(1)

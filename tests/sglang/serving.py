@@ -47,7 +47,7 @@ def call(config, **variables):
 @cache
 def _served(text):
     config = json.loads(text)
-    done = call(config, **config.pop("variables", {}))
+    done = call(config, **config.get("variables", {}))
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 

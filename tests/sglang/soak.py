@@ -1,4 +1,4 @@
-"""Many random requests on the real scheduler, in every combination.  Usage: make soak-sglang   (ARGS="--requests 60 --docs docs/sglang.md")"""
+"""Many random requests on the real scheduler, in every combination.  Usage: soak.py [--requests 300] [--only soak] [--docs FILE]"""
 
 import argparse
 import itertools
@@ -57,8 +57,8 @@ def soak(requests, say):
             f"{len(told)} requests, {sum(one['reason'] != WHOLE for one in told.values())} aborted, "
             f"{sum(one['retracted'] for one in told.values())} retracted, cached {device} device + {host} host tokens, "
             f"{watch['load_backs']} load-backs, {watch['deferred']} deferrals, {watch['declined']} declined, {watch['parked']} parked "
-            f"({watch['parked_dropped']} dropped), refused {watch['refused'] or 0}, {watch['checks']} checks, {watch['idles']} idle checks, "
-            f"{time.monotonic() - started:.0f} s: {'ok' if not found else 'WRONG'}"
+            f"({watch['parked_dropped']} dropped), refused {watch['refused'] or 0}, {watch['checks']} checks, "
+            f"{watch['idles']} idle checks, {time.monotonic() - started:.0f} s: {'ok' if not found else 'WRONG'}"
         )
         for line in found:
             say(f"    {line}")
@@ -72,7 +72,8 @@ def compare(requests, say):
     for model, page_size, ratio in itertools.product(MODELS, PAGE_SIZES, (4.0, 1.0)):
         given = options(page_size, overlap_schedule=False, layout="layer_first", hicache_ratio=ratio)
         ours, theirs = (
-            served(model, "random", backend, requests=requests, options=given, aborts=False)["served"] for backend in ("cphicache", "built_in")
+            served(model, "random", backend, requests=requests, options=given, aborts=False)["served"]
+            for backend in ("cphicache", "built_in")
         )
         counts = [cached(mine, other) for mine, other in ((ours, theirs), (theirs, ours))]
         rows.append((model, page_size, ratio, *itertools.chain(*counts)))

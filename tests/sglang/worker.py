@@ -9,6 +9,7 @@ import sys
 from functools import partial
 
 import cpu
+import msgspec
 from rig import Rig
 from workload import random_requests
 
@@ -129,7 +130,8 @@ class Watch:
             if ("d2h", 0) in forward and ("stored", last) in forward
         )
         return {
-            "findings": self.findings[:5], "checks": self.checks, "idles": self.idles, "victims_left": self.victims_left[:5], "forwards_with_backup": len(order), "early": early,
+            "findings": self.findings[:5], "checks": self.checks, "idles": self.idles,
+            "victims_left": self.victims_left[:5], "forwards_with_backup": len(order), "early": early,
             "committed": counters.committed, "load_backs": counters.load_backs, "load_back_tokens": counters.load_back_tokens,
             "declined": counters.declined_inserts, "deferred": counters.deferred_splits, "parked": counters.parked_inserts,
             "parked_dropped": counters.parked_dropped, "duplicates": counters.duplicate_tokens, "refused": dict(counters.refused),
@@ -141,7 +143,8 @@ class Watch:
 
 def told(req):
     return {
-        "tokens": list(req.output_ids), "retracted": req.retracted_stain, "cached": req.cached_tokens, "device": req.cached_tokens_device, "host": req.cached_tokens_host,
+        "tokens": list(req.output_ids), "retracted": req.retracted_stain, "cached": req.cached_tokens,
+        "device": req.cached_tokens_device, "host": req.cached_tokens_host,
         "reason": None if req.finished_reason is None else type(req.finished_reason).__name__,
     }  # fmt: skip
 
@@ -155,15 +158,101 @@ def serve_basic(rig, config):
     """A prompt three times: computed, from the device, and (others have pushed it out) from the host."""
     _, prompt = prompts(7)
     first = prompt(320)
-    out = {"first": told(rig.generate("first", first)), "again": told(rig.generate("again", first))}
+    given = {"priority": config["priority"]} if "priority" in config else {}
+    out = {name: told(rig.generate(name, first, **given)) for name in ("first", "again")}
     for index in range(4):
         rig.generate(f"other{index}", prompt(400))
     if config.get("corrupt"):
         pool = rig.cache._transfer._loader._host_pools["target"]
         for tensor in pool.tensors():
             tensor.copy_(tensor.flip(0).roll(3, 0))
-    out["back"] = told(rig.generate("back", first))
+    out["back"] = told(rig.generate("back", first, config.get("back_tokens", 4), **given))
     return out
+
+
+def serve_namespaces(rig, config):
+    """One prompt in several namespaces, twice in each."""
+    _, prompt = prompts(23)
+    tokens = prompt(100)
+    spaces = (
+        {},
+        {"extra_key": "a"},
+        {"extra_key": ""},
+        {"lora_id": "x"},
+        {"lora_id": "y"},
+        {"cache_salt": "a"},
+        {"cache_salt": "ab"},
+    )
+    return {
+        f"{space} {turn}": told(rig.generate(f"{index}.{turn}", tokens, 2, **space))
+        for turn in (1, 2)
+        for index, space in enumerate(spaces)
+    }
+
+
+def serve_abort_all(rig, config):
+    """All requests are aborted at once, running and waiting ones, while backups are in flight; then a flush; then one of them again."""
+    _, prompt = prompts(29)
+    asked = [prompt(150) for _ in range(7)]
+    requests = [rig.submit(f"r{index}", tokens, 40) for index, tokens in enumerate(asked)]
+    seen = {}
+
+    def callback():
+        if not seen and requests[0].output_ids:
+            seen.update(backups=len(rig.cache.ongoing_write_through), waiting=len(rig.scheduler.waiting_queue))
+            rig.gone.update(req.rid for req in rig.scheduler.waiting_queue)
+            rig.abort_all()
+        return (
+            bool(seen) and all(req.finished() or req.rid in rig.gone for req in requests) and not rig.scheduler.running_batch.reqs
+        )
+
+    rig.loop(callback)
+    rig.scheduler.last_batch = None
+    flushed = rig.scheduler.flush_cache()
+    return {**seen, "flushed": flushed, "left": rig.cache.total_size(), "again": told(rig.generate("again", asked[0], 4))}
+
+
+def serve_preempt_full(rig, config):
+    """With priorities, one request at a time: the urgent one has room only when the backups of the one preempted for it have ended."""
+    _, prompt = prompts(19)
+    slow = rig.submit("slow", prompt(260), 30, priority=1)
+    made, both_waited = [], []
+
+    def callback():
+        if slow.output_ids and not made:
+            made.append(rig.submit("urgent", prompt(260), 3, priority=9))
+        both_waited.append(bool(made) and {slow, made[0]} <= set(rig.scheduler.waiting_queue))
+        return bool(made) and slow.finished() and made[0].finished() and rig.scheduler.is_fully_idle()
+
+    rig.loop(callback)
+    return {"both_waited": any(both_waited), **{req.rid: told(req) for req in (slow, *made)}}
+
+
+def serve_events(rig, config):
+    """What a router hears of the random requests, of a flush, and of a prompt after it; and what is in the cache at the end of each."""
+    heard = []
+    rig.scheduler.kv_events_publisher.kv_event_publisher.publish = lambda batch: heard.extend(batch.events)
+    out = {}
+
+    def take(name):
+        rig.scheduler.kv_events_publisher.publish_kv_events()
+        nodes = list(rig.cache.engine.state.tree.nodes())
+        out[name] = {
+            "events": [{"kind": type(event).__name__, **msgspec.structs.asdict(event)} for event in heard],
+            "device_pages": sum(node.length_pages for node in nodes if node.on_device),
+            "host_pages": sum(node.length_pages for node in nodes if node.backup.has_host_copy),
+        }
+        heard.clear()
+
+    serve_random(rig, config)
+    take("random")
+    rig.scheduler.flush_cache()
+    take("flush")
+    tokens = prompts(31)[1](2 * rig.cache.page_size)
+    rig.generate("plain", tokens)
+    rig.generate("salted", tokens, cache_salt="s")
+    take("prompt")
+    return out | {"tokens": tokens}
 
 
 def serve_random(rig, config):
@@ -251,7 +340,8 @@ def serve_retract(rig, config):
 
 SCENARIOS = {
     "basic": serve_basic, "random": serve_random, "retract": serve_retract, "preempt": serve_preempt, "waiting": serve_waiting,
-    "flush": serve_flush,
+    "flush": serve_flush, "namespaces": serve_namespaces, "abort_all": serve_abort_all, "preempt_full": serve_preempt_full,
+    "events": serve_events,
 }  # fmt: skip
 
 
