@@ -12,6 +12,9 @@ from cphicache.spaces.types import LogicalPage
 from cphicache.transfer.port import OpKey
 from cphicache.tree import Node, RadixKey, Walk
 
+ALIVE = frozenset({State.RESERVED, State.LAYERS_IN_FLIGHT})
+"""States of a backup that holds slots and may still commit."""
+
 
 class Refusal(StrEnum):
     """Why a backup was not reserved, or a load-back not queued."""

@@ -15,9 +15,8 @@ LIMIT_S = 240
 
 
 def environment():
-    paths = [str(HERE / "stubs"), *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {
-        "PYTHONPATH": os.pathsep.join(paths), "SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1", "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONPATH": os.pathsep.join((str(HERE / "stubs"), str(HERE.parents[1]))), "SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1", "PYTHONDONTWRITEBYTECODE": "1",
         "TORCH_EXTENSIONS_DIR": str(WORK / "torch_extensions"), "SGLANG_CACHE_DIR": str(WORK / "cache"),
     }  # fmt: skip
 

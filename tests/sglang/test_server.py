@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.request
 
-from test_scheduler import HERE, environment, models
+from serving import HERE, environment, models
 
 READY_S = 180
 

@@ -61,7 +61,8 @@ class Watch:
         self._check, self._check_quiet, self._census = check, check_quiet, take_census
         rig.each = self.look
         rig.scheduler.on_idle = self._idle(rig.scheduler.on_idle)
-        self.engine._backups.refuse = self._refused(self.engine._backups.refuse)
+        effects = self.engine._backups._effects
+        effects.refuse = self._refused(effects.refuse)
         begin, end = self.cache.begin_forward, self.cache.end_forward
         stored, submit = self.cache.layer_stored, self.cache._transfer.submit_layers
         self._inside = False
