@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 from prometheus_client import values
@@ -24,6 +23,22 @@ PERIOD_S = 1.0
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 NOT_OURS = "cphicache_request_tokens"
 """Counted by SGLang (``sglang:cached_tokens_total``), not by the cache."""
+
+
+class HostTokens:
+    """The host pool as SGLang's metrics look at it (``sglang:hicache_host_used_tokens``); all ranks together."""
+
+    def __init__(self, engine: CpHiRadixCache) -> None:
+        self._engine = engine
+
+    @property
+    def logical_size(self) -> int:
+        """Token slots."""
+        return self._engine.config.host_slots * self._engine.config.cp_size
+
+    def available_size(self) -> int:
+        """Those that are free."""
+        return self.logical_size - self._engine.state.ledger.used
 
 
 class ServerMetrics:
@@ -79,7 +94,9 @@ def _series(family: Family) -> list[tuple[str, dict[str, str], float]]:
     if family.type != "histogram":
         return [(sample.name, sample.labels, sample.value) for sample in family.samples]
     series = [(sample.name, sample.labels, sample.value) for sample in family.samples if sample.name.endswith("_sum")]
-    buckets = [sample for sample in family.samples if sample.name.endswith("_bucket")]
-    below = [0.0, *(sample.value for sample in buckets)]
-    counts = [upto - before if upto >= before else upto for before, upto in pairwise(below)]
-    return series + [(sample.name, sample.labels, count) for sample, count in zip(buckets, counts, strict=True)]
+    below = 0.0
+    for sample in family.samples:
+        if sample.name.endswith("_bucket"):
+            series.append((sample.name, sample.labels, sample.value - below))
+            below = 0.0 if sample.labels["le"] == "+Inf" else sample.value  # the last of its series
+    return series

@@ -15,7 +15,7 @@ from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache, DecLockRefRe
 
 from cphicache.engine import CpHiRadixCache, LoadAnswer, Match
 from cphicache.sglang.kv_events import ServerEvents
-from cphicache.sglang.metrics import ServerMetrics
+from cphicache.sglang.metrics import HostTokens, ServerMetrics
 from cphicache.sglang.requests import ServerRequests
 from cphicache.spaces.types import LogicalPage
 from cphicache.transfer.port import TransferPort
@@ -86,6 +86,11 @@ class CphicachePrefixCache(BasePrefixCache):
     def total_size(self) -> int:
         """Device tokens in the tree."""
         return self.engine.evictable_size() + self.engine.protected_size()
+
+    @property
+    def token_to_kv_pool_host(self) -> HostTokens:
+        """What SGLang's own metrics read of the host pool."""
+        return HostTokens(self.engine)
 
     @property
     def root_node(self) -> Any:

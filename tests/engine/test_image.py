@@ -478,6 +478,7 @@ DECIDES_NOTHING: dict[str, tuple[str, Change]] = {
 CONSTANT = {
     "CacheState.config": "equal on both sides, which restore() checks",
     "CacheState.layout": "made from the configuration",
+    "CacheState.kv_listener": "somebody outside, who stays",
     "CacheState.no_need": "made from the configuration",
     "Backup._key": "made from node id and generation when it is asked for",
 }

@@ -237,11 +237,12 @@ def test_ticks_in_which_nothing_is_computed_hardly_count_for_the_bound() -> None
     rig = Rig(max_deferral_ticks=2)
     _, two = together(rig, "abxy", "abxz")
     assert not rig.finish(two)
-    rig.tick(64 - rig.cache.state.tick % 64 if rig.cache.state.tick % 64 else 0)
-    dropped = [rig.each(lambda side: side.cache.begin_tick(idle=True)).dropped for _ in range(IDLE_TICKS)]
-    assert two in rig.cache.state.parked
-    dropped += [rig.each(lambda side: side.cache.begin_tick(idle=True)).dropped for _ in range(IDLE_TICKS)]
-    assert [index + 1 for index, rids in enumerate(dropped) if two in rids] == [2 * IDLE_TICKS]
+    ticks = 0
+    while two in rig.cache.state.parked:
+        rig.each(lambda side: side.cache.begin_tick(idle=True))
+        ticks += 1
+        assert ticks <= 2 * IDLE_TICKS
+    assert ticks > IDLE_TICKS, "one of the two ticks that count has come at once, at most"
     rig.finish_all()
     rig.settle()
     rig.rest()

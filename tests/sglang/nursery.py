@@ -5,12 +5,15 @@
 SGLang's configuration is one a process, so that every combination runs in a fork of its own.
 """
 
+import atexit
 import gc
+import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
 from pathlib import Path
@@ -18,6 +21,12 @@ from typing import NamedTuple
 
 LIMIT_S = 300
 """Longest time of one fork."""
+
+
+NEEDED = (
+    "sglang.srt.managers.scheduler", "sglang.srt.models.registry", "cphicache.check.conservation", "cphicache.run.census",
+    "cphicache.sglang.factory", "worker",
+)  # fmt: skip
 
 
 class Done(NamedTuple):
@@ -29,14 +38,17 @@ class Done(NamedTuple):
 
 
 class Nursery:
-    """The process that forks. ``folder``: where the forks write what they say."""
+    """The process that forks; it ends with this one."""
 
-    def __init__(self, environment, folder):
-        self._folder = folder
-        self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", __file__], cwd=Path(__file__).parent, env=environment, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=(folder / "nursery.log").open("w"),
-        )  # fmt: skip
+    def __init__(self, environment):
+        self._temporary = tempfile.TemporaryDirectory(prefix="cphicache-sglang-")
+        self._folder = folder = Path(self._temporary.name)
+        atexit.register(self._temporary.cleanup)
+        with (folder / "nursery.log").open("w") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-W", "ignore", __file__], cwd=Path(__file__).parent, env=environment, text=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+            )  # fmt: skip
 
     def run(self, config, **variables):
         """Serve ``config`` (see worker.py) in a fork with these environment variables beside the common ones."""
@@ -47,18 +59,15 @@ class Nursery:
         assert answer, (self._folder / "nursery.log").read_text()[-4000:]
         return Done(int(answer), out.read_text(), err.read_text())
 
-    def close(self):
-        self._process.stdin.close()
-        self._process.wait()
-
 
 def preload():
     """Import what a scheduler needs, all model classes included; no thread may be running afterwards."""
-    import torch
+    for name in NEEDED:
+        importlib.import_module(name)
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
-    torch.set_num_threads(1)
+    importlib.import_module("torch").set_num_threads(1)
     gc.collect()
     gc.freeze()  # SGLang collects garbage when it makes a scheduler, and a collection copies what it looks at
     assert threading.active_count() == 1, threading.enumerate()

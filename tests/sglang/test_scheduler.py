@@ -62,7 +62,7 @@ RUNS = [
 
 @pytest.mark.parametrize(("model", "page_size", "overlap_schedule", "layout", "more"), RUNS)
 def test_random_requests_give_the_tokens_of_a_run_without_cache(model, page_size, overlap_schedule, layout, more):
-    """R12, R17, R25-R27: requests with shared prefixes, chunks, aborts and retractions, under eviction: equal tokens, no finding, no leak."""
+    """R12, R17, R25-R27: requests with shared prefixes, chunks, aborts, retractions, under eviction: equal tokens, no finding, no leak."""
     result = served(model, "random", requests=REQUESTS, options=options(page_size, overlap_schedule, layout, **more))
     assert faults(result, reference(model, REQUESTS)) == []
 
@@ -138,7 +138,7 @@ def test_all_requests_are_aborted_with_backups_in_flight():
 
 
 def test_preempted_request_comes_back_when_nothing_could_be_admitted():
-    """R17: a preemption that frees too little, because backups hold pages, loses nobody: both requests wait, and end with the right tokens."""
+    """R17: a preemption that frees too little, because backups hold pages, loses nobody: both requests wait, then end."""
     given = {"enable_priority_scheduling": True, "max_running_requests": 1, "priority_scheduling_preemption_threshold": 1}
     result = served("llama", "preempt_full", delay_us=400_000, options=given | {"max_total_tokens": 400})
     expected = served("llama", "preempt_full", "none", options={"max_running_requests": 1, "enable_priority_scheduling": True})
@@ -172,7 +172,7 @@ def block_hash(prior, tokens):
 def test_router_hears_of_every_block():
     """R27: replaying the KV events gives the blocks that are on the device and on the host; hashes chain as SGLang's do."""
     result = served("llama", "events", requests=30, options=options(16, overlap_schedule=False, layout="layer_first") | {
-        "kv_events_config": '{"publisher": "null"}',
+        "kv_events_config": '{"publisher": "zmq", "endpoint": "inproc://events"}',
     })["served"]  # fmt: skip
     media = {"GPU": set(), "CPU_PINNED": set()}
     for event in result["random"]["events"]:

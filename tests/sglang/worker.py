@@ -10,6 +10,7 @@ from functools import partial
 
 import cpu
 import msgspec
+import slow_copies
 from rig import Rig
 from workload import random_requests
 
@@ -353,11 +354,9 @@ def prepare(config):
 
     from cphicache.sglang import factory
     from cphicache.transfer.faults import CopyFaults
-    from cphicache.transfer.streams.threads import ThreadStreams
 
     if config.get("delay_us"):
-        streams = factory.HostForwardStreams
-        factory.HostForwardStreams = lambda: streams(ThreadStreams(max_delay_us=config["delay_us"], seed=1))
+        slow_copies.slow(config["delay_us"])
     if config.get("fail_load"):
         faults = CopyFaults()
         faults.fail_copy("h2d", "target", 1)
