@@ -143,7 +143,8 @@ class CpHiRadixCache:
         state = self.state
         state.tick += 1
         if self._ops is not None:
-            self._ops.call("begin_tick", **({"idle": True} if idle else {}))
+            given: dict[str, Any] = {"idle": True} if idle else {}
+            self._ops.call("begin_tick", **given)
         if idle:
             self._waiting.idle_tick()
         self._agreement.apply_outstanding()
@@ -230,9 +231,8 @@ class CpHiRadixCache:
         if rid in self.state.requests:
             raise CacheMisuse(f"request {rid!r} is running already: end it before it is admitted again")
         if self._ops is not None:
-            self._ops.call(
-                "admit", request=rid, node=node.id, pages=protected_pages, **({"priority": priority} if priority else {})
-            )
+            given: dict[str, Any] = {"priority": priority} if priority else {}
+            self._ops.call("admit", request=rid, node=node.id, pages=protected_pages, **given)
         self._requests.admit(rid, node, protected_pages, priority)
 
     def alloc(self, pages: int, after: LogicalPage | None) -> list[LogicalPage] | None:

@@ -46,8 +46,10 @@ class Waiting:
         """Nothing was computed since the last tick: it does not count for those who wait, except for one in :data:`IDLE_TICKS`."""
         state = self._state
         if state.tick % IDLE_TICKS:
-            for waiting in (*state.waiters.values(), *state.parked.values()):
-                waiting.deadline_tick += 1
+            for waiter in state.waiters.values():
+                waiter.deadline_tick += 1
+            for parked in state.parked.values():
+                parked.deadline_tick += 1
 
     def stop(self, rid: str) -> None:
         """``rid`` waits no longer: it goes on, or has ended."""

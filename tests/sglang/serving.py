@@ -22,13 +22,18 @@ def environment():
     }  # fmt: skip
 
 
+def run_script(*arguments, limit_s=LIMIT_S, **variables):
+    """Run one of this folder's scripts in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", *arguments], cwd=HERE, env=environment() | variables, capture_output=True, text=True,
+        timeout=limit_s, check=False,
+    )  # fmt: skip
+
+
 @cache
 def models():
-    if not (WORK / "mla" / "model.safetensors").exists():
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "models.py", str(WORK)], cwd=HERE, env=environment(), capture_output=True, text=True,
-            timeout=LIMIT_S, check=False,
-        )  # fmt: skip
+    if not (WORK / "mtp" / "model.safetensors").exists():
+        done = run_script("models.py", str(WORK))
         assert done.returncode == 0, done.stderr[-4000:]
     return WORK
 

@@ -7,10 +7,12 @@ import json
 import random
 import sys
 from functools import partial
+from itertools import pairwise
 
 import cpu
 import msgspec
 import slow_copies
+from drafts import serve_drafts
 from rig import Rig
 from workload import random_requests
 
@@ -77,14 +79,14 @@ class Watch:
             end()
             self._inside = False
 
-        def layer_stored(layer):
-            self.forwards[-1].append(("stored", layer))
-            stored(layer)
+        def layer_stored(pool, layer):
+            self.forwards[-1].append(("stored" if pool is self.cache._pools[0] else "draft stored", layer))
+            stored(pool, layer)
 
         def submit_layers(ops, payload, layers):
             ops = list(ops)
             if self._inside:
-                self.forwards[-1].extend(("d2h", layer) for layer in layers)
+                self.forwards[-1].extend(("d2h" if payload == "target" else "draft d2h", layer) for layer in layers)
             submit(ops, payload, layers)
 
         self.cache.begin_forward, self.cache.end_forward, self.cache.layer_stored = begin_forward, end_forward, layer_stored
@@ -131,9 +133,10 @@ class Watch:
             for forward in order
             if ("d2h", 0) in forward and ("stored", last) in forward
         )
+        draft_early = sum(any(pair == (("draft stored", 0), ("draft d2h", 0)) for pair in pairwise(forward)) for forward in order)
         return {
-            "findings": self.findings[:5], "checks": self.checks, "idles": self.idles,
-            "victims_left": self.victims_left[:5], "forwards_with_backup": len(order), "early": early,
+            "findings": self.findings[:5], "checks": self.checks, "idles": self.idles, "victims_left": self.victims_left[:5],
+            "forwards_with_backup": len(order), "early": early, "draft_early": draft_early,
             "committed": counters.committed, "load_backs": counters.load_backs, "load_back_tokens": counters.load_back_tokens,
             "declined": counters.declined_inserts, "deferred": counters.deferred_splits, "parked": counters.parked_inserts,
             "parked_dropped": counters.parked_dropped, "duplicates": counters.duplicate_tokens, "refused": dict(counters.refused),
@@ -145,9 +148,10 @@ class Watch:
 
 def told(req):
     return {
-        "tokens": list(req.output_ids), "retracted": req.retracted_stain, "cached": req.cached_tokens,
+        "tokens": list(req.output_ids_through_stop), "retracted": req.retracted_stain, "cached": req.cached_tokens,
         "device": req.cached_tokens_device, "host": req.cached_tokens_host,
         "reason": None if req.finished_reason is None else type(req.finished_reason).__name__,
+        "verified": req.spec_verify_ct, "drafted_right": req.spec_num_correct_drafts,
     }  # fmt: skip
 
 
@@ -343,7 +347,7 @@ def serve_retract(rig, config):
 SCENARIOS = {
     "basic": serve_basic, "random": serve_random, "retract": serve_retract, "preempt": serve_preempt, "waiting": serve_waiting,
     "flush": serve_flush, "namespaces": serve_namespaces, "abort_all": serve_abort_all, "preempt_full": serve_preempt_full,
-    "events": serve_events,
+    "events": serve_events, "drafts": serve_drafts,
 }  # fmt: skip
 
 
