@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,9 @@ def adopt_allocator(server: Any) -> tuple[CpSharedKVLayout, ServerAllocator]:
 
 def _budget(memory: Any, pools: Mapping[str, DevicePool], page_size: int, device_tokens: int, ranks_here: int) -> HostBudget:
     """``--hicache-size`` (GB of 10**9 bytes a rank) wins over ``--hicache-ratio``, as in SGLang."""
-    chosen: dict[str, Any] = {"ratio": memory.hicache_ratio, "device_slots": device_tokens}
+    # SGLang's own host pools have a page more than the whole ones that the ratio gives: a part of a page counts as one.
+    pages = int(Fraction(str(memory.hicache_ratio)) * device_tokens) // page_size + 1
+    chosen: dict[str, Any] = {"tokens": pages * page_size}
     token_bytes = {payload: pool.shape.token_bytes for payload, pool in pools.items()}
     if memory.hicache_size and memory.hicache_size > 0:
         chosen = {"gib": memory.hicache_size * 1e9 / 2**30}

@@ -313,11 +313,7 @@ class CphicachePrefixCache(BasePrefixCache):
         answer, which SGLang sends after this call, is an abort.
         """
         name = self._requests.running_name(req)
-        if insert:
-            with _telling():
-                insert = self.engine.confirm_loads(name)
-            if not insert:
-                req.finished_reason = FINISH_ABORT(LOAD_FAILED)
+        insert = insert and self._reads_right(req)
         stored = (req.origin_input_ids + req.output_ids)[:tokens]
         pages = self._requests.row_pages(req, len(stored))
         key = self._requests.key_of(req, stored)
@@ -330,8 +326,20 @@ class CphicachePrefixCache(BasePrefixCache):
         else:
             self._end_without_insert(req, pages)
 
+    def _reads_right(self, req: Any) -> bool:
+        """Whether the load-backs that the request has read went well; if one has failed, the request is aborted."""
+        with _telling():
+            right = self.engine.confirm_loads(self._requests.running_name(req))
+        if not right and req.finished():
+            req.finished_reason = FINISH_ABORT(LOAD_FAILED)
+        elif not right:
+            req.to_finish = FINISH_ABORT(LOAD_FAILED)
+        return right
+
     def _end_without_insert(self, req: Any, pages: Sequence[LogicalPage]) -> None:
         """The request has ended: roll its reservations back, free those of its ``pages`` that are its own."""
+        if not req.finished():
+            self._reads_right(req)  # it was taken back, and goes on later with the tokens that it has
         self.engine.end_request(self._requests.running_name(req), pages, "abort" if req.finished() else "retract")
         self._requests.forget(req)
 
