@@ -13,6 +13,8 @@ PAGE_SIZES = (1, 16, 64)
 LAYOUTS = ("layer_first", "page_first_direct")
 DEVICE_TOKENS = 704
 """Less than what four long requests take, so that some are taken back, and a fraction of all prefixes."""
+TOLERANCE = 0.01
+"""SGLang's copies are synchronous on a CPU. Ours are not: KV whose insert waits for a copy is not found in the meantime."""
 BEGIN, END = "<!-- soak-sglang: begin -->\n", "<!-- soak-sglang: end -->\n"
 
 
@@ -67,7 +69,7 @@ def soak(requests, say):
 
 
 def compare(requests, say):
-    """The same requests on SGLang's own cache; returns the table's rows, and how often ours had fewer tokens.
+    """The same requests on SGLang's own cache; returns the table's rows, and how often ours had fewer tokens, beyond TOLERANCE.
 
     Where the host pool is no larger than the device pool both are always full, and whose prefixes survive is a matter of which of two
     equally good victims goes first: that is shown and not judged.
@@ -81,7 +83,7 @@ def compare(requests, say):
         )
         counts = [cached(mine, other) for mine, other in ((ours, theirs), (theirs, ours))]
         rows.append((model, page_size, ratio, *itertools.chain(*counts)))
-        fewer += ratio > 1 and sum(counts[0]) < sum(counts[1])
+        fewer += ratio > 1 and sum(counts[0]) < (1 - TOLERANCE) * sum(counts[1])
         say("compare: " + " ".join(str(cell) for cell in rows[-1]))
     return rows, fewer
 
