@@ -15,7 +15,7 @@ SGLANG_STAMP := $(SGLANG_VENV)/.set-up
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
 .DEFAULT_GOAL := help
-.PHONY: run test test-ranks test-gpu test-sglang check diagrams explore simulate bench bench-peer soak clean help
+.PHONY: run test test-ranks test-gpu test-sglang soak-sglang check diagrams explore simulate bench bench-peer soak clean help
 
 run: $(STAMP)  ## serve a trace, back up and restore it, verify every byte   (ARGS="--cp-size 4 ...")
 	@$(BIN)/cphicache run $(ARGS)
@@ -34,6 +34,9 @@ test-ranks: $(STAMP)  ## faults, delays and sizes over rank processes   (minutes
 
 test-sglang: $(SGLANG_STAMP)  ## run the tests inside the real SGLang scheduler, on the CPU   (minutes, 2 GB; ARGS as for test)
 	@$(SGLANG_VENV)/bin/python -m pytest tests/sglang $(ARGS)
+
+soak-sglang: $(SGLANG_STAMP)  ## 300 random requests in every combination, and the table against SGLang's own cache   (long; ARGS="--only soak")
+	@$(SGLANG_VENV)/bin/python tests/sglang/soak.py --docs docs/sglang.md $(ARGS)
 
 check: $(STAMP)  ## format, lint, types, import rules, generated files
 	@$(BIN)/ruff format --check .

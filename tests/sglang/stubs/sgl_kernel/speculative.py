@@ -63,3 +63,8 @@ def fill_bonus_tokens_cpu(accept_tokens, accept_lens, bonus_tokens, stride):
     """Each request's last accepted token."""
     last = torch.arange(len(accept_lens)) * stride + accept_lens.to(torch.int64) - 1
     bonus_tokens.copy_(accept_tokens.reshape(-1)[last].to(bonus_tokens.dtype))
+
+
+def reconstruct_indices_from_tree_mask(*args):
+    """Imported where NGRAM is asked for, before the cache refuses it."""
+    raise NotImplementedError("sgl_kernel.reconstruct_indices_from_tree_mask is not part of the stand-in")
