@@ -80,8 +80,9 @@ class ServerRequests:
         return self.key(tokens, req.extra_key, req.cache_salt)
 
     def key(self, tokens: Sequence[int], extra_key: str | None, salt: str | None) -> RadixKey:
-        """The key for the whole pages of ``tokens`` in a namespace."""
-        return self._make_key(tokens, extra_key if not salt else f"{len(salt)}:{salt}{extra_key or ''}")
+        """The key for the whole pages of ``tokens`` in a namespace: no two pairs of salt and extra key make the same one."""
+        salt, extra_key = salt or "", extra_key or ""
+        return self._make_key(tokens, f"{len(salt)}:{salt}{extra_key}" if salt or extra_key else None)
 
     # -- rows -------------------------------------------------------------------------------------------------------------------
     def locs(self, pages: Sequence[int]) -> torch.Tensor:

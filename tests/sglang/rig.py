@@ -3,6 +3,7 @@
 import os
 from array import array
 from collections import deque
+from inspect import signature
 
 STRICT = (
     "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE",
@@ -49,8 +50,14 @@ class Rig:
         }  # fmt: skip
         server = ServerArgs(**(arguments | options))
         ports = PortArgs.init_new(server)
-        publish(server, role="scheduler")
-        self.scheduler = Scheduler(server, ports, 0, 0, 0, 0, 0, 0, None)
+        if "tp_rank" in signature(Scheduler).parameters:  # SGLang 0.5.20
+            publish(server, role="scheduler")
+            self.scheduler = Scheduler(server, ports, 0, 0, 0, 0, 0, 0, None)
+        else:
+            from sglang.srt.runtime_context import SpawnRanks
+
+            publish(server, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
+            self.scheduler = Scheduler(server, ports)
         self.cache = self.scheduler.tree_cache
         self.each = None
         self.gone = set()
