@@ -75,12 +75,12 @@ class Rig:
         if self._callback():
             raise _Stop
 
-    def submit(self, rid, tokens, new_tokens=4, **kwargs):
+    def submit(self, rid, tokens, new_tokens=4, *, ignore_eos=True, **kwargs):
         """Queue a request; returns SGLang's object for it."""
         from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
         from sglang.srt.sampling.sampling_params import SamplingParams
 
-        sampling = SamplingParams(max_new_tokens=new_tokens, temperature=0.0, ignore_eos=True)
+        sampling = SamplingParams(max_new_tokens=new_tokens, temperature=0.0, ignore_eos=ignore_eos)
         sampling.normalize(None)
         self.scheduler.handle_generate_request(
             TokenizedGenerateReqInput(
