@@ -22,13 +22,18 @@ from cphicache.events.sinks import EventLogError, FileWriter
 from cphicache.events.types import END, HEADER, LOST, SCHEMA_VERSION, STEP, WRITTEN_HERE, Level
 from cphicache.lifecycle import State, Trigger, table_hash
 
-__all__ = ["EventLog", "EventLogError"]
+__all__ = ["EventLog", "EventLogError", "rank_log_path"]
 
 _PACKAGES = ("torch", "transitions", "structlog", "orjson")
 _OWN = frozenset({HEADER, END, LOST, STEP})
 BUFFER_FACT_BYTES = 1 << 26
 """Encoded facts that wait to be written, at most (the long ones are lists of page hashes)."""
 _NEVER = 1 << 62
+
+
+def rank_log_path(path: Path, rank: int, size: int) -> Path:
+    """Where a rank writes its log: ``events.jsonl`` of rank 2 of 4 is ``events.rank2.jsonl``."""
+    return path if size == 1 else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
 
 
 class EventLog:

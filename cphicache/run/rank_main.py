@@ -143,9 +143,9 @@ class Rank:
 
     def _live(self, membership: Any) -> int:
         """Serve, and tell the launcher how that went. Raises torch's DistError when the store is gone."""
+        from cphicache.agree.handshake import HandshakeRefused
         from cphicache.agree.membership import mark_gone
         from cphicache.agree.port import Excluded, GroupBroken
-        from cphicache.run.handshake import HandshakeRefused
         from cphicache.run.trace import TraceError
         from cphicache.run.wire import encode
         from cphicache.run.world import kind_of
@@ -189,10 +189,11 @@ class Rank:
     def _serve(self, membership: Any) -> Any:
         from cphicache.agree.digests import DigestCheck, StoreBoard
         from cphicache.agree.distributed import DistributedReducer, make_group
+        from cphicache.agree.handshake import check_equal
         from cphicache.agree.local import SingleReducer
         from cphicache.agree.port import Excluded, GroupBroken
         from cphicache.engine import StateDigest
-        from cphicache.run.handshake import check_equal, hello
+        from cphicache.run.handshake import hello
         from cphicache.run.jobs import Job, load_requests, sized_for
         from cphicache.run.scheduler import Scheduler
         from cphicache.run.world import RankWorld, make_streams
