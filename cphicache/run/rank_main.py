@@ -243,7 +243,9 @@ class Rank:
         """Rank 0 of a launcher that is not ours: print the result of all ranks."""
         from cphicache.agree.membership import Watch, read
         from cphicache.run.cli import report_run
+        from cphicache.run.failure import Failure
         from cphicache.run.launch import outcome_of
+        from cphicache.run.world import RunFailed
 
         watch = Watch()
         while watch.waited_s < self._config.rank_timeout_s:
@@ -254,7 +256,14 @@ class Rank:
             watch.sleep()
         verdict = read(store, "verdict")
         lost = {} if verdict is None else dict.fromkeys(json.loads(verdict)[0], "was given up by the others")
-        return max(status, report_run(self._config, outcome_of(self._config, store, lost), bare=False))
+        try:
+            return max(status, report_run(self._config, outcome_of(self._config, store, lost), bare=False))
+        except RunFailed as error:
+            click.echo(f"cphicache: {error.kind}: {error}", err=True)
+            return max(status, 1)
+        except Failure as error:
+            error.show()
+            return UNUSABLE
 
     def _leave(self, membership: Any) -> bool:
         """Take the group down, when nobody is in its last reduction any more. False: a rank went before that."""
