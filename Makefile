@@ -13,7 +13,7 @@ STAMP := $(VENV)/.set-up
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
 .DEFAULT_GOAL := help
-.PHONY: run test test-ranks test-gpu test-sglang test-sglang-0523 check diagrams explore simulate bench bench-peer soak clean help
+.PHONY: run test test-ranks test-gpu test-sglang test-sglang-0523 soak-sglang check diagrams explore simulate bench bench-peer soak clean help
 
 run: $(STAMP)  ## serve a trace, back up and restore it, verify every byte   (ARGS="--cp-size 4 ...")
 	@$(BIN)/cphicache run $(ARGS)
@@ -35,6 +35,9 @@ test-sglang: .venv-sglang/.set-up  ## run the tests inside the real SGLang 0.5.2
 
 test-sglang-0523: .venv-sglang-0523/.set-up  ## the same inside SGLang 0.5.23   (minutes, 2 GB)
 	@.venv-sglang-0523/bin/python -m pytest tests/sglang $(ARGS)
+
+soak-sglang: .venv-sglang/.set-up  ## 300 random requests in every combination, and the table against SGLang's own cache   (long; ARGS="--only soak")
+	@.venv-sglang/bin/python tests/sglang/soak.py --docs docs/sglang.md $(ARGS)
 
 check: $(STAMP)  ## format, lint, types, import rules, generated files
 	@$(BIN)/ruff format --check .

@@ -8,6 +8,8 @@ Numbers below ``resolved`` have been applied. A tick applies numbers in order up
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cphicache.agree.port import NO_FAILURE, Excluded, GroupBroken, Reducer
 from cphicache.engine.backups import Backups
 from cphicache.engine.loadback import LoadBacks
@@ -70,9 +72,27 @@ class Agreement:
         self._reducer.issue(*self.sample())
         self._wait_and_apply()
 
-    def _wait_and_apply(self) -> None:
-        """With the group gone the host tier is quarantined. Where every rank has all of the KV it serves on from the device; where
-        the ranks share it a part is gone, and the caller hears of it."""
+    def settle_failures(self, loads: Sequence[Load]) -> None:
+        """Wait for the copies of these load-backs here, then reduce until a failure of theirs would be known on every rank.
+
+        A minimum names one failure at a time, so that each further round is for a failure that came before. All ranks call this at
+        the same place, as they agree on who reads what.
+        """
+        self.apply_outstanding()
+        while True:
+            open_loads = [load for load in loads if load.number in self._state.numbered and load.state is LoadState.QUEUED]
+            if not open_loads:
+                return
+            for load in open_loads:
+                self._transfer.wait_load(load.load_id)
+            self._state.counters.drain_reductions += 1
+            self._reducer.issue(*self.sample())
+            if self._wait_and_apply() > max(load.number for load in open_loads):
+                return
+
+    def _wait_and_apply(self) -> int:
+        """Apply the reduction and return its first failure. With the group gone the host tier is quarantined: where every rank has all
+        of the KV it serves on from the device; where the ranks share it a part is gone, and the caller hears of it."""
         try:
             count, first_failed = self._reducer.wait()
         except GroupBroken as broken:
@@ -84,9 +104,10 @@ class Agreement:
             told = broken.while_waiting_for(f"number {number} ({what})")
             self.quarantine(str(told))
             if self._state.config.kv_replicated and not isinstance(broken, Excluded):
-                return
+                return NO_FAILURE
             raise told from broken
         self.apply(count, first_failed)
+        return first_failed
 
     def quarantine(self, reason: str) -> None:
         """The host tier is given up: everything pending rolls back, and what other ranks would have had to pass is drained here (R22).

@@ -31,7 +31,7 @@ from cphicache.engine.matching import blocks_split, cut_before_last, match, matc
 from cphicache.engine.oplog import KeyedNames, KeyNames, OpLog
 from cphicache.engine.records import Backup, Batch, LoadAnswer, Match, Request, TickReport
 from cphicache.engine.requests import Requests
-from cphicache.engine.state import CacheState, KVEvent
+from cphicache.engine.state import CacheState, KVEvent, KVListener
 from cphicache.engine.waiting import Waiting
 from cphicache.events import EventLog, Level
 from cphicache.events.types import DEVICE
@@ -133,8 +133,11 @@ class CpHiRadixCache:
         return RadixKey.of(tokens, self.config.page_size, extra_key)
 
     # -- the tick -------------------------------------------------------------------------------------------------------------
-    def begin_tick(self) -> TickReport:
+    def begin_tick(self, *, idle: bool = False) -> TickReport:
         """Apply the last reduction, issue the next, then parked inserts, deferred requests and retries, in this order.
+
+        ``idle``: nothing has been computed since the last tick, which then counts little for ``max_deferral_ticks``: only every
+        :data:`~cphicache.engine.waiting.IDLE_TICKS`-th such tick counts, since they pass in a fraction of a forward's time.
 
         Raises :class:`~cphicache.agree.port.GroupBroken` when a rank is lost and its part of the KV with it, with the host tier
         quarantined already (R22). Where the KV is replicated the tick goes on instead.
@@ -142,7 +145,10 @@ class CpHiRadixCache:
         state = self.state
         state.tick += 1
         if self._ops is not None:
-            self._ops.call("begin_tick")
+            given: dict[str, Any] = {"idle": True} if idle else {}
+            self._ops.call("begin_tick", **given)
+        if idle:
+            self._waiting.idle_tick()
         self._agreement.apply_outstanding()
         self._loads.undo_drained()
         self._agreement.issue()
@@ -227,13 +233,17 @@ class CpHiRadixCache:
             )
         return self._loads.queue(rid, found, extend_tokens)
 
-    def admit(self, rid: str, node: Node[Backup], protected_pages: int) -> None:
-        """The request starts: lock its prefix, which ends in ``node`` and gives the first ``protected_pages`` pages of its row."""
+    def admit(self, rid: str, node: Node[Backup], protected_pages: int, *, priority: int = 0) -> None:
+        """The request starts: lock its prefix, which ends in ``node`` and gives the first ``protected_pages`` pages of its row.
+
+        ``priority``: of its KV, under the eviction policy of that name (lower ones go first).
+        """
         if rid in self.state.requests:
             raise CacheMisuse(f"request {rid!r} is running already: end it before it is admitted again")
         if self._ops is not None:
-            self._ops.call("admit", request=rid, node=node.id, pages=protected_pages)
-        self._requests.admit(rid, node, protected_pages)
+            given: dict[str, Any] = {"priority": priority} if priority else {}
+            self._ops.call("admit", request=rid, node=node.id, pages=protected_pages, **given)
+        self._requests.admit(rid, node, protected_pages, priority)
 
     def alloc(self, pages: int, after: LogicalPage | None) -> list[LogicalPage] | None:
         """Fresh device pages that continue a chain after page ``after``, evicting if needed. ``None``: not enough, nothing taken."""
@@ -345,6 +355,20 @@ class CpHiRadixCache:
             self._ops.call("insert_unfinished", request=rid, **self._ops.key(key), row=list(row), chunked=chunked)
         return self._requests.insert_unfinished(request, key, row, chunked=chunked)
 
+    def confirm_loads(self, rid: str) -> bool:
+        """Whether what the request has read of load-backs is right, if it is about to end before that is agreed (R25).
+
+        Waits for those copies, which its forward has waited for too, and settles their failures with one blocking reduction or more
+        (one each that has failed); costs nothing when no load-back of the request is in flight.
+        """
+        request = self._running(rid)
+        if request.loads:
+            if self._ops is not None:
+                self._ops.call("confirm_loads", request=rid)
+            self._agreement.settle_failures([self.state.loads[load_id] for load_id in sorted(request.loads)])
+            self._loads.undo_drained()
+        return not request.poisoned
+
     def finish(self, rid: str, key: RadixKey, row: Sequence[LogicalPage]) -> bool:
         """The request has ended: insert its KV, free what is left of its row. False: the insert is parked until it can be made."""
         request = self._running(rid)
@@ -366,6 +390,10 @@ class CpHiRadixCache:
         if self._ops is not None:
             self._ops.call("free", pages=list(pages))
         self.state.alloc.free(list(pages))
+
+    def listen(self, listener: KVListener | None) -> None:
+        """Call ``listener`` at each KV event, instead of waiting for :meth:`take_events` to be asked; ``None``: do not."""
+        self.state.kv_listener = listener
 
     def take_events(self) -> list[KVEvent]:
         """KV events by medium since the last call."""

@@ -170,6 +170,7 @@ class _Canonical:
             tuple(ended),
             tuple(sorted(self._loads[load_id] for load_id in request.loads)),
             request.poisoned,
+            request.priority,
             request.whole_pages,
         )
 

@@ -125,6 +125,7 @@ def dump_state(state: CacheState) -> Image:
             table.indices(request.ops),
             tuple(sorted(request.loads)),
             request.poisoned,
+            request.priority,
             request.whole_pages,
         )
         for request in state.requests.values()
@@ -210,8 +211,8 @@ def load_state(state: CacheState, image: Image) -> None:
     state.numbered = {number: state.loads[name] if is_load else records[name] for number, is_load, name in image["numbered"]}
     state.undoing = list(image["undoing"])
     state.requests = {
-        rid: Request(rid, _node(state, lock), protected_pages, hit_pages, pick(ops), set(loads), poisoned, whole_pages)
-        for rid, lock, protected_pages, hit_pages, ops, loads, poisoned, whole_pages in image["requests"]
+        rid: Request(rid, _node(state, lock), protected_pages, hit_pages, pick(ops), set(loads), poisoned, priority, whole_pages)
+        for rid, lock, protected_pages, hit_pages, ops, loads, poisoned, priority, whole_pages in image["requests"]
     }
     state.batches = {
         batch_id: Batch(batch_id, pick(ops), dict(stores), dict(layers)) for batch_id, ops, stores, layers in image["batches"]

@@ -44,6 +44,7 @@ class _Chain:
     row: Sequence[LogicalPage]
     at: int
     now: int
+    priority: int
     created: list[Node[Backup]] = field(default_factory=list)
 
 
@@ -73,7 +74,10 @@ class Inserts:
         self._take_over(request, path, row, walk.matched_pages)
         parent = path[-1] if path else state.tree.root
         self._settle_duplicates(request, walk.matched_pages, parent)
-        path.extend(self._add_nodes(request, _Chain(parent, key, row, walk.matched_pages, now), key.pages))
+        for node in path:
+            if node.priority < request.priority:
+                state.tree.set_priority(node, request.priority)
+        path.extend(self._add_nodes(request, _Chain(parent, key, row, walk.matched_pages, now, request.priority), key.pages))
         state.tree.touch(path, now)
         for node in path:
             self._refresh(node)
@@ -132,7 +136,7 @@ class Inserts:
 
     def _add(self, chain: _Chain, end: int, node_id: int) -> Node[Backup]:
         segment, pages = chain.key.slice(chain.at, end), chain.row[chain.at : end]
-        node = self._state.tree.add_child(chain.parent, segment, pages, node_id, chain.now)
+        node = self._state.tree.add_child(chain.parent, segment, pages, node_id, chain.now, priority=chain.priority)
         self._state.kv_event(stored=True, medium="device", node=node)
         chain.created.append(node)
         chain.parent, chain.at = node, end

@@ -93,6 +93,11 @@ class Backup(BackupRecord):
         return self._key
 
     @property
+    def has_host_copy(self) -> bool:
+        """Whether the node's KV can be loaded back: host-visible on every rank."""
+        return self.state is State.COMMITTED
+
+    @property
     def end_page(self) -> int:
         """Page of the request at which the extent ends."""
         return self.start_page + len(self.pages)
@@ -136,6 +141,8 @@ class Request:
     ops: list[Backup] = field(default_factory=list)
     loads: set[int] = field(default_factory=set)
     poisoned: bool = False
+    priority: int = 0
+    """For the eviction policy of that name: the nodes of its KV get it, unless they have a higher one."""
     whole_pages: int | None = None
     """Pages from here on lack a payload, because a forward of theirs ended without it: they never enter the tree (R5). None: all whole."""
 

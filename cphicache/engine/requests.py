@@ -42,11 +42,11 @@ class Requests:
         self._log = log
         self._ops = ops
 
-    def admit(self, rid: str, node: Node[Backup], protected_pages: int) -> None:
+    def admit(self, rid: str, node: Node[Backup], protected_pages: int, priority: int) -> None:
         """Lock the prefix that ends in ``node``; it is used now."""
         self._waiting.stop(rid)
         self._state.tree.lock(node)
-        request = Request(rid, node, protected_pages, 0)
+        request = Request(rid, node, protected_pages, 0, priority=priority)
         self._state.requests[rid] = request
         self._read_loads(request)
         at: Node[Backup] | None = node

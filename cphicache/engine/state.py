@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from cphicache.alloc import AllocatorPort, PageAllocator
@@ -26,6 +26,10 @@ class KVEvent(NamedTuple):
     medium: str
     node: int
     pages: int
+
+
+KVListener = Callable[[bool, str, Node[Backup]], None]
+"""Hears of each KV event (stored, medium, node) when it happens, while the node is in the tree."""
 
 
 class CacheState:
@@ -68,6 +72,7 @@ class CacheState:
         self.counters = Counters()
         self.kv_events: deque[KVEvent] = deque(maxlen=KV_EVENTS_KEPT)
         self.kv_events_lost = 0
+        self.kv_listener: KVListener | None = None
 
     def _make_backup(self, node: Node[Backup]) -> Backup:
         backup = Backup(node.id, len(self.config.payloads), bound=True, no_need=self.no_need)
@@ -97,6 +102,8 @@ class CacheState:
         if len(self.kv_events) == KV_EVENTS_KEPT:
             self.kv_events_lost += 1
         self.kv_events.append(KVEvent(stored, medium, node.id, node.length_pages))
+        if self.kv_listener is not None:
+            self.kv_listener(stored, medium, node)
 
 
 def add_need(one: Sequence[int], other: Sequence[int]) -> Need:

@@ -11,6 +11,9 @@ from cphicache.lifecycle import Input, State, Trigger
 from cphicache.tree import Node
 from cphicache.tree.node import depth
 
+IDLE_TICKS = 64
+"""Of ticks in which nothing is computed, one in so many counts for the bounds on waits."""
+
 
 class Waiting:
     """Deferrals and retries (R15, R17)."""
@@ -38,6 +41,15 @@ class Waiting:
         if waiter is not None and waiter.node_id == node.id:
             return waiter.deadline_tick
         return self._state.tick + self._state.config.max_deferral_ticks
+
+    def idle_tick(self) -> None:
+        """Nothing was computed since the last tick: it does not count for those who wait, except for one in :data:`IDLE_TICKS`."""
+        state = self._state
+        if state.tick % IDLE_TICKS:
+            for waiter in state.waiters.values():
+                waiter.deadline_tick += 1
+            for parked in state.parked.values():
+                parked.deadline_tick += 1
 
     def stop(self, rid: str) -> None:
         """``rid`` waits no longer: it goes on, or has ended."""

@@ -93,7 +93,8 @@ class Player:
 
     def _admit(self, call: Call) -> Result:
         node = call["node"]
-        self.cache.admit(call["request"], self.node(node) if isinstance(node, int) else node, call["pages"])
+        at = self.node(node) if isinstance(node, int) else node
+        self.cache.admit(call["request"], at, call["pages"], priority=call.get("priority", 0))
         return NO_RESULT
 
     def _alloc(self, call: Call) -> Result:
@@ -104,6 +105,10 @@ class Player:
         key = stand_in(call, self.config.page_size)
         pages = self.cache.insert_unfinished(call["request"], key, call["row"], chunked=call["chunked"])
         return NO_RESULT if pages is None else Result(pages)
+
+    def _begin_tick(self, call: Call) -> Result:
+        self.cache.begin_tick(idle=call.get("idle", False))
+        return NO_RESULT
 
     # -- the others ---------------------------------------------------------------------------------------------------------------
     def _completion(self, call: Call) -> Result:
@@ -129,7 +134,7 @@ class Player:
 
 
 _PLAIN: Mapping[str, tuple[str, ...]] = {
-    "begin_tick": (),
+    "confirm_loads": ("request",),
     "evict": ("tokens",),
     "batch": ("batch",),
     "stores": ("request", "batch", "start"),
@@ -147,6 +152,7 @@ _PLAIN: Mapping[str, tuple[str, ...]] = {
 """Calls whose arguments are passed as they are, in this order, and whose answer is not used by later calls."""
 
 _CALLS: Mapping[str, Callable[[Player, Call], Result]] = {
+    "begin_tick": Player._begin_tick,
     "prepare": Player._prepare,
     "load_back": Player._load_back,
     "admit": Player._admit,

@@ -10,8 +10,8 @@ from cphicache.sglang.contracts import CONTRACTS, Contract
 from cphicache.sglang.refusal import SglangRefused, say
 
 TESTED = tuple(contract.version for contract in CONTRACTS)
-POLICIES = ("lru", "lfu")
-"""Eviction policies that both sides have. ``priority``: the requests' priorities do not reach the tree yet."""
+POLICIES = ("lru", "lfu", "slru", "priority")
+"""Eviction policies that both sides have."""
 ALLOCATORS = ("PagedTokenToKVPoolAllocator", "TokenToKVPoolAllocator", "PageInterleavePoolAllocator")
 SPECULATIVE = ("EAGLE", "STANDALONE")
 """Algorithms as SGLang resolves them: NEXTN is EAGLE with the model's own draft layer."""
@@ -94,7 +94,6 @@ def check_start(  # noqa: PLR0917 - SGLang's parts of one configuration
             f"--hicache-write-policy {memory.hicache_write_policy} is not known: use one of {', '.join(HOST_POLICIES)}",
         ),
         (allocator not in ALLOCATORS, f"device allocator {allocator} is not supported: cphicache knows {', '.join(ALLOCATORS)}"),
-        (params.enable_kv_cache_events, "--kv-events-config is not supported yet: drop that option"),
     )
     for is_so, text in refusals:
         if is_so:

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ from cphicache.sglang.checks import check_start, check_version
 from cphicache.sglang.contracts import installed_contract
 from cphicache.sglang.counter import LayerCounter
 from cphicache.sglang.interleaved import InterleavedServerAllocator
+from cphicache.sglang.metrics import ServerMetrics
 from cphicache.sglang.pools import TARGET, adopt_pools, by_payload
 from cphicache.sglang.prefix_cache import CphicachePrefixCache
 from cphicache.sglang.ranks import Ranks, members_of
 from cphicache.sglang.refusal import SglangRefused, say
 from cphicache.sglang.settings import Settings, load_settings
-from cphicache.sglang.streams import HostForwardStreams
+from cphicache.sglang.streams import CurrentStream, HostForwardStreams
 from cphicache.spaces.layout import CpSharedKVLayout
 from cphicache.transfer.budget import HostBudget, host_budget, memory_limits
 from cphicache.transfer.faults import CopyFaults
@@ -87,7 +89,7 @@ def _build(context: Any, settings: Settings, faults: CopyFaults | None) -> Cphic
         payloads=tuple((payload, pool.shape.layers) for payload, pool in device_pools.items()),
         host_slots=budget.slots,
         policy=WritePolicy(memory.hicache_write_policy),
-        eviction_policy=params.eviction_policy,
+        eviction_policy=_eviction_policy(params),
         reclaim_device_valid=settings.reclaim_device_valid,
         overlap=settings.overlap,
         selective_hits=settings.selective_hits,
@@ -119,8 +121,18 @@ def _build(context: Any, settings: Settings, faults: CopyFaults | None) -> Cphic
         if log is not None:
             log.close()
 
+    metrics = None
+    if params.enable_metrics and ServerMetrics.are_collected():
+        token_bytes = sum(pool.shape.token_bytes for pool in device_pools.values())
+        metrics = ServerMetrics(ranks.rank, engine, lambda: transfer.counters, token_bytes=token_bytes, log=log)
+
+    def note_tick(tick: int) -> None:
+        ranks.note_tick(tick)
+        if metrics is not None:
+            metrics.tick()
+
     cache: CphicachePrefixCache = contract.cache_class()(
-        params, engine, transfer, pools=server_pools, on_tick=ranks.note_tick, close=close
+        params, engine, transfer, pools=server_pools, on_tick=note_tick, close=close
     )
     counters = {payload: LayerCounter(cache, payload) for payload in server_pools}
     for payload, pool in server_pools.items():
@@ -143,7 +155,9 @@ def adopt_allocator(server: Any) -> tuple[CpSharedKVLayout, ServerAllocator]:
 
 def _budget(memory: Any, pools: Mapping[str, DevicePool], page_size: int, device_tokens: int, ranks_here: int) -> HostBudget:
     """``--hicache-size`` (GB of 10**9 bytes a rank) wins over ``--hicache-ratio``, as in SGLang."""
-    chosen: dict[str, Any] = {"ratio": memory.hicache_ratio, "device_slots": device_tokens}
+    # SGLang's own host pools have a page more than the whole ones that the ratio gives: a part of a page counts as one.
+    pages = int(Fraction(str(memory.hicache_ratio)) * device_tokens) // page_size + 1
+    chosen: dict[str, Any] = {"tokens": pages * page_size}
     token_bytes = {payload: pool.shape.token_bytes for payload, pool in pools.items()}
     if memory.hicache_size and memory.hicache_size > 0:
         chosen = {"gib": memory.hicache_size * 1e9 / 2**30}
@@ -156,10 +170,17 @@ def _streams(device: torch.device, context: Any) -> Streams:
     if device.type != "cuda":
         raise SglangRefused(f"device {device.type} is not supported: use cuda or cpu")
     if get_schedule().disable_overlap_schedule:
-        raise SglangRefused(
-            "--disable-overlap-schedule on a GPU is not supported yet: the copies are ordered after the forward stream"
-        )
+        return CudaStreams(device, compute=CurrentStream(device))  # the forward runs on the scheduler's own, which is made later
     return CudaStreams(device, compute=context.tp_worker.model_runner.forward_stream)
+
+
+def _eviction_policy(params: Any) -> str:
+    """SGLang's policy by the engine's name for it: that has the only parameter that SGLang knows in it."""
+    given = dict(params.eviction_policy_config or {})
+    hits = given.pop("protected_threshold", None) if params.eviction_policy == "slru" else None
+    if given:
+        raise SglangRefused(f"--radix-eviction-policy-config {given}: {params.eviction_policy} has no such parameter; leave it out")
+    return params.eviction_policy if hits is None else f"slru-{hits}"
 
 
 def _log(settings: Settings, ranks: Ranks) -> EventLog | None:

@@ -1,4 +1,4 @@
-"""Where cphicache looks into SGLang's scheduler: eight hooks, which do nothing while another backend is selected.
+"""Where cphicache looks into SGLang's scheduler: nine hooks, which do nothing while another backend is selected.
 
 Nothing heavy is imported here: SGLang loads plug-ins in every process of the server.
 """
@@ -63,11 +63,32 @@ def around_add_one_req(add: Callable[..., Any], adder: Any, req: Any, *args: Any
 
 
 def around_preempt(preempt: Callable[..., Any], adder: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
-    """``PrefillAdder.preempt_to_schedule``: nobody is preempted for a request that would be passed over (SGLang 0.5.20 would lose him)."""
+    """``PrefillAdder.preempt_to_schedule``: nobody is preempted for a request that would be passed over."""
     cache = _ours(adder)
-    if cache is not None and cache.must_wait(req):
+    if cache is None:
+        return preempt(adder, req, *args, **kwargs)
+    if cache.must_wait(req):
         return False
-    return preempt(adder, req, *args, **kwargs)
+    done = preempt(adder, req, *args, **kwargs)
+    cache.preempted = adder.preempt_list
+    return done
+
+
+def around_new_prefill(plan: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+    """``Scheduler.get_new_batch_prefill``: requests that were preempted go back to the queue, whether or not anything was admitted.
+
+    The pages that a preemption frees may be held by backups for some ticks, so that there is no room yet. SGLang 0.5.20 forgets the
+    preempted when it admits nothing.
+    """
+    cache = _ours(scheduler)
+    if cache is None:
+        return plan(scheduler, *args, **kwargs)
+    cache.preempted = []
+    result = plan(scheduler, *args, **kwargs)
+    for req in cache.preempted:
+        if req not in scheduler.waiting_queue:
+            scheduler._add_request_to_queue(req)
+    return result
 
 
 def around_flush(flush: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
@@ -103,6 +124,7 @@ def around_register_draft(register: Callable[..., Any], *args: Any, **kwargs: An
 HOOKS: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     (SRT + "managers.schedule_batch.ScheduleBatch.prepare_for_extend", "after", after_prepare_for_extend),
     (SRT + "managers.scheduler.Scheduler.run_batch", "around", around_run_batch),
+    (SRT + "managers.scheduler.Scheduler.get_new_batch_prefill", "around", around_new_prefill),
     (SRT + "managers.scheduler.Scheduler.flush_cache", "around", around_flush),
     (SRT + "mem_cache.kv_cache_builder.build_kv_cache", "around", around_build_cache),
     (SRT + "mem_cache.kv_cache_builder.maybe_register_hicache_draft", "around", around_register_draft),

@@ -7,7 +7,8 @@ answers, changed between versions: that is in one module a contract, ``contract_
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
@@ -15,11 +16,25 @@ from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache, DecLockRefRe
 
 from cphicache.agree.port import GroupBroken
 from cphicache.engine import CpHiRadixCache, LoadAnswer, Match
+from cphicache.sglang.kv_events import ServerEvents
+from cphicache.sglang.metrics import HostTokens
 from cphicache.sglang.refusal import say
 from cphicache.sglang.requests import ServerRequests
 from cphicache.spaces.types import LogicalPage
 from cphicache.transfer.port import TransferPort
 from cphicache.tree import RadixKey
+
+LOAD_FAILED = "cphicache: the load-back of this request's prefix has failed; send it again"
+
+
+@contextmanager
+def _telling() -> Iterator[None]:
+    """Say on stderr that a rank is lost, which ends the server; SGLang's own text is a stack trace."""
+    try:
+        yield
+    except GroupBroken as broken:
+        say(str(broken))
+        raise
 
 
 class CphicachePrefixCache(BasePrefixCache):
@@ -64,6 +79,12 @@ class CphicachePrefixCache(BasePrefixCache):
         self._prepared: tuple[Any, int] | None = None
         self._forward: int | None = None
         self._last_match: tuple[Any, RadixKey] | None = None
+        self.preempted: list[Any] = []
+        """Whom SGLang has preempted in this round; for the hooks."""
+        self._computed = False  # whether a forward was started since the last tick
+        self._events = ServerEvents(self.page_size) if params.enable_kv_cache_events else None
+        if self._events is not None:
+            engine.listen(self._events.hear)
         if params.enable_metrics:
             self.init_metrics_collector()
 
@@ -81,6 +102,11 @@ class CphicachePrefixCache(BasePrefixCache):
     def total_size(self) -> int:
         """Device tokens in the tree."""
         return self.engine.evictable_size() + self.engine.protected_size()
+
+    @property
+    def token_to_kv_pool_host(self) -> HostTokens:
+        """What SGLang's own metrics read of the host pool."""
+        return HostTokens(self.engine)
 
     @property
     def root_node(self) -> Any:
@@ -181,16 +207,14 @@ class CphicachePrefixCache(BasePrefixCache):
     # -- the scheduler's iteration ------------------------------------------------------------------------------------------
     def check_hicache_events(self) -> None:
         """One tick. Requests that read a load-back which has failed are aborted. Raises ``GroupBroken`` when a rank is lost."""
-        try:
-            report = self.engine.begin_tick()
-        except GroupBroken as broken:
-            say(str(broken))
-            raise
+        with _telling():
+            report = self.engine.begin_tick(idle=not self._computed)
+        self._computed = False
         self._on_tick(report.tick)
         for name in report.poisoned:
             req = self._requests.running.get(name)
             if req is not None and not req.finished() and req.to_finish is None:
-                req.to_finish = FINISH_ABORT("cphicache: the load-back of this request's prefix has failed; send it again")
+                req.to_finish = FINISH_ABORT(LOAD_FAILED)
 
     def ready_to_load_host_cache(self) -> int:
         """Start the queued load-backs as one producer; -1 when there is none."""
@@ -214,13 +238,15 @@ class CphicachePrefixCache(BasePrefixCache):
     def _admit(self, req: Any) -> str:
         name = self._requests.name_of(req)
         if not self._requests.is_running(req):
-            self.engine.admit(name, req.last_node, req.kv.cache_protected_len // self.page_size)
+            pages = req.kv.cache_protected_len // self.page_size
+            self.engine.admit(name, req.last_node, pages, priority=getattr(req, "priority", 0) or 0)
             self._drop_admission_lock(req)
             self._requests.start(req)
         return name
 
     def begin_forward(self, batch: Any) -> None:
         """The batch's forward starts: it may write pages that copies still read, and is the one that layer reports speak of."""
+        self._computed = True
         state = self.engine.state
         if state.pending or state.loads:
             self.engine.before_store(sorted(self._written_pages(batch)))
@@ -281,23 +307,39 @@ class CphicachePrefixCache(BasePrefixCache):
         req.last_node = self.engine.state.requests[name].lock
 
     def _end(self, req: Any, tokens: int, *, insert: bool) -> None:
-        """The request has ended with so many tokens stored: insert its KV, or (aborted, retracted, poisoned) free what is its own."""
+        """The request has ended with so many tokens stored: insert its KV, or (aborted, retracted, poisoned) free what is its own.
+
+        One that ends before it is agreed that the load-backs which it has read went well asks for that now: if one has failed, its
+        answer, which SGLang sends after this call, is an abort.
+        """
         name = self._requests.running_name(req)
+        insert = insert and self._reads_right(req)
         stored = (req.origin_input_ids + req.output_ids)[:tokens]
         pages = self._requests.row_pages(req, len(stored))
         key = self._requests.key_of(req, stored)
-        if insert and not self.engine.state.requests[name].poisoned and not self._breaks_rotation(req, key):
+        if insert and not self._breaks_rotation(req, key):
             done = self.engine.finish(name, key, pages)
             if not done and self.engine.config.cp_size > 1:
-                self.engine.end_request(
-                    name, (), "rotation"
-                )  # later, another chain may be there, which its pages would not continue
+                # Later, another chain may be there, which its pages would not continue.
+                self.engine.end_request(name, (), "rotation")
             self._requests.forget(req)
         else:
             self._end_without_insert(req, pages)
 
+    def _reads_right(self, req: Any) -> bool:
+        """Whether the load-backs that the request has read went well; if one has failed, the request is aborted."""
+        with _telling():
+            right = self.engine.confirm_loads(self._requests.running_name(req))
+        if not right and req.finished():
+            req.finished_reason = FINISH_ABORT(LOAD_FAILED)
+        elif not right:
+            req.to_finish = FINISH_ABORT(LOAD_FAILED)
+        return right
+
     def _end_without_insert(self, req: Any, pages: Sequence[LogicalPage]) -> None:
         """The request has ended: roll its reservations back, free those of its ``pages`` that are its own."""
+        if not req.finished():
+            self._reads_right(req)  # it was taken back, and goes on later with the tokens that it has
         self.engine.end_request(self._requests.running_name(req), pages, "abort" if req.finished() else "retract")
         self._requests.forget(req)
 
@@ -306,6 +348,10 @@ class CphicachePrefixCache(BasePrefixCache):
         name = self._requests.take_waiting(handle)
         if name is not None:
             self.engine.end_request(name, (), "abort")
+
+    def take_events(self) -> list[Any]:
+        """SGLang's KV events since the last call; none without ``--kv-events-config``."""
+        return [] if self._events is None else self._events.take()
 
     # -- flush and end ----------------------------------------------------------------------------------------------------------
     def settle(self) -> None:
@@ -316,6 +362,8 @@ class CphicachePrefixCache(BasePrefixCache):
     def reset(self) -> None:
         """Forget the whole cache."""
         self.engine.flush()
+        if self._events is not None:
+            self._events.cleared()
         self._requests.clear()
         self._prepared = self._last_match = None
 

@@ -15,6 +15,24 @@ from cphicache.spaces.types import LogicalPage
 from cphicache.tree import RadixKey
 
 
+def join_namespace(extra_key: str | None, salt: str | None) -> str | None:
+    """SGLang's two namespaces as the engine's one; different pairs give different ones. An empty salt is none, as in SGLang."""
+    if not salt:
+        return None if extra_key is None else f"0:{extra_key}"
+    return f"{len(salt)}:{salt}" + ("" if extra_key is None else f":{extra_key}")
+
+
+def split_namespace(namespace: str | None) -> tuple[str | None, str | None]:
+    """(extra key, salt) of :func:`join_namespace`."""
+    if namespace is None:
+        return None, None
+    length, _, rest = namespace.partition(":")
+    salt, extra = rest[: int(length)], rest[int(length) :]
+    if not salt:
+        return extra, None
+    return (extra[1:] if extra else None), salt
+
+
 class ServerRequests:
     """The attempts that the engine has heard of. ``make_key(tokens, extra_key)``: the engine's keys; ``rows``: SGLang's row pool."""
 
@@ -80,9 +98,8 @@ class ServerRequests:
         return self.key(tokens, req.extra_key, req.cache_salt)
 
     def key(self, tokens: Sequence[int], extra_key: str | None, salt: str | None) -> RadixKey:
-        """The key for the whole pages of ``tokens`` in a namespace: no two pairs of salt and extra key make the same one."""
-        salt, extra_key = salt or "", extra_key or ""
-        return self._make_key(tokens, f"{len(salt)}:{salt}{extra_key}" if salt or extra_key else None)
+        """The key for the whole pages of ``tokens`` in a namespace."""
+        return self._make_key(tokens, join_namespace(extra_key, salt))
 
     # -- rows -------------------------------------------------------------------------------------------------------------------
     def locs(self, pages: Sequence[int]) -> torch.Tensor:

@@ -1,17 +1,41 @@
-"""Streams for a forward pass that runs on the host: what it has issued has run, and it waits by blocking.
+"""The forward's stream where it is not the one that SGLang names: a forward on the host, or on whatever stream is current.
 
-On a CPU, SGLang's scheduler thread runs the forward itself. The copies have threads of their own.
+On a host, what the forward has issued has run, and it waits by blocking: there SGLang's scheduler thread runs the forward itself, and
+the copies have threads of their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
+
+import torch
 
 from cphicache.transfer.port import Wait
 from cphicache.transfer.streams.port import Event, Stream
 from cphicache.transfer.streams.threads import ThreadStreams
 
 COMPUTE = "compute"
+
+
+class CurrentStream:
+    """The CUDA stream that is current where it is used: without the overlap schedule, SGLang's forward runs on the one that the whole
+    scheduler runs on."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def record_event(self, event: Any = None) -> Any:
+        """See ``torch.cuda.Stream``."""
+        return torch.cuda.current_stream(self._device).record_event(event)
+
+    def wait_event(self, event: Any) -> None:
+        """See ``torch.cuda.Stream``."""
+        torch.cuda.current_stream(self._device).wait_event(event)
+
+    def synchronize(self) -> None:
+        """See ``torch.cuda.Stream``."""
+        torch.cuda.current_stream(self._device).synchronize()
 
 
 class HostForwardStream:

@@ -39,14 +39,23 @@ POLICIES: dict[str, Policy] = {
     )
 }
 """Least recently used, least frequently used, first in first out, most recently used, lowest priority first."""
+SEGMENTED = "slru"
+
+
+def segmented_lru(name: str, protected_hits: int) -> Policy:
+    """Segmented LRU: nodes with fewer hits than ``protected_hits`` go before all others; in each of the two parts, the oldest."""
+    return Policy(name, lambda node: (int(node.hits >= protected_hits), node.last_access), ("hits", "last_access"))
 
 
 def policy_named(name: str) -> Policy:
-    """The policy of that name; ValueError with the known names otherwise."""
+    """The policy of that name (``slru`` protects from 2 hits on, ``slru-N`` from N); ValueError with the known names otherwise."""
     policy = POLICIES.get(name)
-    if policy is None:
-        raise ValueError(f"unknown eviction policy {name!r}: use one of {', '.join(POLICIES)}")
-    return policy
+    if policy is not None:
+        return policy
+    base, _, hits = name.partition("-")
+    if base == SEGMENTED and (not hits or (hits.isdecimal() and int(hits) >= 1)) and name != SEGMENTED + "-":
+        return segmented_lru(name, int(hits or 2))
+    raise ValueError(f"unknown eviction policy {name!r}: use one of {', '.join((*POLICIES, SEGMENTED, SEGMENTED + '-N'))}")
 
 
 class Candidates(Generic[B]):

@@ -32,7 +32,7 @@ class Walk(NamedTuple, Generic[B]):
 
 
 class RadixTree(Generic[B]):
-    """Radix tree of pages of ``page_size`` tokens (1..1024), evicted in the order of ``policy`` (lru, lfu, fifo, mru, priority).
+    """Radix tree of pages of ``page_size`` tokens (1..1024), evicted in the order of ``policy`` (see ``eviction.py``).
 
     ``make_backup(node)`` makes the opaque backup object of each new node (the root's too). Node fields are read freely and written
     through the methods here only, ``backup`` excepted. ``now`` is the caller's logical clock; give every call that takes it a value

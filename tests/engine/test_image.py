@@ -432,6 +432,7 @@ DECIDES: dict[str, Change] = {
     "Request.ops": lambda state: request(state).ops.pop(),
     "Request.loads": lambda state: request(state).loads.clear(),
     "Request.poisoned": put(request, "poisoned", True),
+    "Request.priority": put(request, "priority", 3),
     "Request.whole_pages": put(request, "whole_pages", 1),
     "Waiter.rid": lambda state: setattr(state.waiters["w"], "rid", "q"),
     "Waiter.node_id": lambda state: setattr(state.waiters["w"], "node_id", plain(state).node_id),
@@ -477,6 +478,7 @@ DECIDES_NOTHING: dict[str, tuple[str, Change]] = {
 CONSTANT = {
     "CacheState.config": "equal on both sides, which restore() checks",
     "CacheState.layout": "made from the configuration",
+    "CacheState.kv_listener": "somebody outside, who stays",
     "CacheState.no_need": "made from the configuration",
     "Backup._key": "made from node id and generation when it is asked for",
 }

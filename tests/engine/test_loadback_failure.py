@@ -352,3 +352,71 @@ def test_whoever_is_admitted_on_a_failed_load_is_poisoned() -> None:
     rig.finish_all()
     rig.settle()
     rig.rest()
+
+
+def confirm(rig: Rig, rid: str = "reads") -> bool:
+    """Ask on all ranks at once; they answer alike."""
+    answers: dict[int, bool] = {}
+    rig.together(lambda side: answers.__setitem__(side.rank, side.cache.confirm_loads(rid)))
+    assert len(set(answers.values())) == 1
+    return answers[0]
+
+
+def test_a_request_that_ends_at_once_hears_of_a_failure_on_one_rank() -> None:
+    """R25, R22: a request that ends before a failure of what it reads is agreed asks for it: every rank knows then, though copies that
+    have lower numbers still go on."""
+    rig = Rig()
+    to_host(rig, "abcd")
+    rig.hold()
+    rig.begin("other", "xyz")
+    rig.chunk("other")
+    rig.forward()
+    begin_load(rig)
+    rig.forward()
+    fail_load(rig, 1, 1)
+    assert not confirm(rig)
+    assert load_of(rig, 1).state is LoadState.FAILED
+    assert rig.op("other").state is L
+    rig.abort("reads", "load_failed")
+    rig.finish_all()
+    rig.settle()
+    assert not rig.has("abcdx")
+    rig.rest()
+
+
+def test_failures_of_others_do_not_hide_that_of_a_load_back() -> None:
+    """R25, R21: a minimum names one failure at a time; a backup with a lower number that has failed as well costs a round more."""
+    rig = Rig()
+    to_host(rig, "abcd")
+    rig.hold()
+    rig.begin("other", "xyz")
+    rig.chunk("other")
+    rig.forward()
+    begin_load(rig)
+    rig.forward()
+    rig.fail_copies(rig.op("other").key, 0, drained=False)
+    fail_load(rig, 1, 1)
+    before = rig.cache.counters.drain_reductions
+    assert not confirm(rig)
+    assert rig.cache.counters.drain_reductions == before + 2
+    assert rig.op("other").state is B
+    rig.abort("reads", "load_failed")
+    rig.finish_all()
+    rig.settle()
+    rig.rest()
+
+
+def test_a_load_back_that_went_well_is_confirmed_once() -> None:
+    """R25: a right load-back is confirmed with one reduction; when nothing is in flight any more, asking costs none."""
+    rig = Rig()
+    to_host(rig, "abcd")
+    begin_load(rig)
+    rig.forward()
+    before = rig.cache.counters.drain_reductions
+    assert confirm(rig)
+    assert rig.cache.counters.drain_reductions == before + 1
+    rig.finish_all()
+    rig.settle()
+    assert confirm(rig)
+    assert rig.cache.counters.drain_reductions == before + 1
+    rig.rest()

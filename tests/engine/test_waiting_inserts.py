@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cphicache.engine.waiting import IDLE_TICKS
 from cphicache.lifecycle import State
 from tests.engine.rig import Rig
 from tests.engine.rig_extra import back_up, fail_backup
@@ -228,6 +229,22 @@ def test_a_parked_insert_that_waits_for_another_node_keeps_its_bound() -> None:
     rig.finish_all()
     rig.settle()
     assert rig.has("abxy")
+    rig.rest()
+
+
+def test_ticks_in_which_nothing_is_computed_hardly_count_for_the_bound() -> None:
+    """R17: of idle ticks, which take next to no time, one in 64 counts for the bound on a wait; it ends all the same."""
+    rig = Rig(max_deferral_ticks=2)
+    _, two = together(rig, "abxy", "abxz")
+    assert not rig.finish(two)
+    ticks = 0
+    while two in rig.cache.state.parked:
+        rig.each(lambda side: side.cache.begin_tick(idle=True))
+        ticks += 1
+        assert ticks <= 2 * IDLE_TICKS
+    assert ticks > IDLE_TICKS, "one of the two ticks that count has come at once, at most"
+    rig.finish_all()
+    rig.settle()
     rig.rest()
 
 

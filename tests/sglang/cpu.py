@@ -43,6 +43,44 @@ def install() -> None:
     torch.set_num_threads(1)
 
 
+def _plain_memory(dims, dtype, device, pin_memory, allocator, registration_granularity_bytes=None):
+    return allocator.allocate(dims, dtype=dtype, device=device)
+
+
+def _copy_rows(src_layers, dst_layers, src_indices, dst_indices, page_size):
+    for source, destination in zip(src_layers, dst_layers, strict=True):
+        destination[dst_indices] = source[src_indices]
+
+
+def _copy_from_pages(src_ptrs, dst_ptrs, src_indices, dst_indices, layer_id, page_size):
+    for source, destination in zip(src_ptrs, dst_ptrs, strict=True):
+        destination[dst_indices] = source[src_indices // page_size, layer_id, src_indices % page_size]
+
+
+def _copy_to_pages(src_ptrs, dst_ptrs, src_indices, dst_indices, page_size):
+    layers = len(src_ptrs) // len(dst_ptrs)
+    for index, source in enumerate(src_ptrs):
+        dst_ptrs[index // layers][dst_indices // page_size, index % layers, dst_indices % page_size] = source[src_indices]
+
+
+def install_built_in() -> None:
+    """SGLang's own hierarchical cache, whose copies are CUDA operators and whose host memory is pinned."""
+    from sglang.srt.mem_cache.pool_host import base, common, mha, mla
+
+    common.ALLOC_MEMORY_FUNCS["cpu"] = _plain_memory
+    make = base.HostKVCache.__init__
+
+    def make_unpinned(pool, *args, **kwargs):
+        make(pool, *args, **kwargs)
+        pool.pin_memory = False
+
+    base.HostKVCache.__init__ = make_unpinned
+    for module in (mha, mla):
+        module.transfer_kv_direct = _copy_rows
+        module.transfer_kv_per_layer_direct_pf_lf = _copy_from_pages
+        module.transfer_kv_all_layer_direct_lf_pf = _copy_to_pages
+
+
 class _Steps:
     """The draft model's attention backends, one a step, which need no preparation."""
 

@@ -98,6 +98,11 @@ class Rig:
 
         self.scheduler.abort_request(AbortReq(rid=rid))
 
+    def abort_all(self):
+        from sglang.srt.managers.io_struct import AbortReq
+
+        self.scheduler.abort_request(AbortReq(rid="", abort_all=True))
+
     def loop(self, callback):
         """Run the event loop; ``callback`` once an iteration, until it returns True."""
         count = 0
@@ -130,8 +135,8 @@ class Rig:
 
         self.loop(callback)
 
-    def generate(self, rid, tokens, new_tokens=4):
+    def generate(self, rid, tokens, new_tokens=4, **kwargs):
         """One request to its end."""
-        req = self.submit(rid, tokens, new_tokens)
+        req = self.submit(rid, tokens, new_tokens, **kwargs)
         self.run([req])
         return req

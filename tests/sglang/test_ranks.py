@@ -5,7 +5,7 @@ import os
 from functools import cache
 
 import pytest
-from test_scheduler import HERE, call, environment, models
+from serving import HERE, environment, models, run_script
 
 from cphicache.events import read_events
 from cphicache.replay import replay
@@ -25,7 +25,7 @@ def serve(options, watched, **variables):
     config = {"model": str(models() / "llama"), "seeds": SEEDS, "requests": REQUESTS, "options": options}
     path = os.pathsep.join([environment()["PYTHONPATH"], str(HERE / "plugin"), str(HERE)])
     variables |= {"PYTHONPATH": path, "SERVED_RANKS": json.dumps(watched)}
-    done = call("served.py", json.dumps(config), limit_s=LIMIT_S, **variables)
+    done = run_script("served.py", json.dumps(config), limit_s=LIMIT_S, **variables)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 

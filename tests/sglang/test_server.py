@@ -1,5 +1,6 @@
 """The HTTP server, started as a user starts it."""
 
+import http.client
 import json
 import os
 import random
@@ -10,8 +11,10 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from contextlib import ExitStack, contextmanager, suppress
 
-from test_scheduler import HERE, environment, models
+from rig import STRICT
+from serving import HERE, environment, models
 
 READY_S = 180
 
@@ -31,6 +34,11 @@ def post(port, path, body=None):
     return json.loads(text) if text.startswith("{") else text
 
 
+def get(port, path):
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
+        return answer.read().decode()
+
+
 def wait_until_ready(port, server, log):
     deadline = time.monotonic() + READY_S
     while time.monotonic() < deadline:
@@ -43,49 +51,102 @@ def wait_until_ready(port, server, log):
     raise AssertionError(f"the server was not ready within {READY_S} s: {log.read_text()[-4000:]}")
 
 
-def test_server_serves_from_device_and_host_and_flushes(tmp_path):
-    """R24, R25: through ``launch_server``: the same tokens from the device, from the host, and after a flush; the event log has the way."""
-    port, log, events = free_port(), tmp_path / "server.log", tmp_path / "events.jsonl"
+@contextmanager
+def running(folder, *options, **variables):
+    """A server with cphicache; gives (its process, its port, its log file). The end of the test ends it, if it has not ended."""
+    port, log = free_port(), folder / "server.log"
     command = [
         sys.executable, "-W", "ignore", "-m", "sglang.launch_server", "--model-path", str(models() / "llama"), "--device", "cpu",
         "--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--dtype", "float32", "--page-size", "1",
         "--max-total-tokens", "1024", "--context-length", "1024", "--max-running-requests", "4", "--enable-hierarchical-cache",
         "--hicache-ratio", "4", "--radix-cache-backend", "cphicache", "--enable-cache-report", "--skip-tokenizer-init",
-        "--skip-server-warmup", "--port", str(port),
+        "--skip-server-warmup", "--port", str(port), *options,
     ]  # fmt: skip
+    strict = dict.fromkeys(STRICT, "1")
     with log.open("w") as out:
         server = subprocess.Popen(
-            command, cwd=HERE, env=environment() | {"CPHICACHE_LOG": str(events)}, stdout=out, stderr=out, start_new_session=True
+            command, cwd=HERE, env=environment() | strict | variables, stdout=out, stderr=out, start_new_session=True
         )
     try:
         wait_until_ready(port, server, log)
-        rng = random.Random(1)
-
-        def generate(tokens):
-            sampling = {"max_new_tokens": 6, "temperature": 0, "ignore_eos": True}
-            answer = post(port, "/generate", {"input_ids": tokens, "sampling_params": sampling})
-            return answer["output_ids"], answer["meta_info"]["cached_tokens"], answer["meta_info"].get("cached_tokens_details")
-
-        def prompt(length):
-            return [rng.randrange(3, 500) for _ in range(length)]
-
-        first = prompt(320)
-        tokens, cached, _ = generate(first)
-        assert cached == 0
-        assert generate(first) == (tokens, 319, {"device": 319, "host": 0})
-        for _ in range(4):
-            generate(prompt(400))
-        assert generate(first) == (tokens, 319, {"device": 0, "host": 319})
-        assert "Cache flushed" in post(port, "/flush_cache")
-        assert generate(first)[:2] == (tokens, 0)
+        yield server, port, log
     finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        try:
-            server.wait(30)
-        except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGKILL)
-            server.wait()
+        server.wait()
+
+
+def generate(port, tokens, new_tokens=6):
+    sampling = {"max_new_tokens": new_tokens, "temperature": 0, "ignore_eos": True}
+    answer = post(port, "/generate", {"input_ids": tokens, "sampling_params": sampling})
+    return answer["output_ids"], answer["meta_info"]["cached_tokens"], answer["meta_info"].get("cached_tokens_details")
+
+
+@contextmanager
+def streaming(port, tokens):
+    """A long answer as it comes; the client goes away at the end of the block."""
+    body = {"input_ids": tokens, "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}, "stream": True}
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request("POST", "/generate", json.dumps(body), {"Content-Type": "application/json"})
+        yield connection.getresponse()
+    finally:
+        connection.close()
+
+
+def prompts(seed):
+    rng = random.Random(seed)
+    return lambda length: [rng.randrange(3, 500) for _ in range(length)]
+
+
+def test_server_serves_from_device_and_host_and_flushes(tmp_path):
+    """R24, R25, R40: through ``launch_server``: the same tokens from the device, from the host, and after a flush; configured by a file;
+    the event log has the way, and the server's metrics have the counts."""
+    events, config = tmp_path / "events.jsonl", tmp_path / "cphicache.toml"
+    config.write_text(f'max_retries = 3\nlog = "{events}"\n')
+    with running(tmp_path, "--enable-metrics", CPHICACHE_CONFIG=str(config)) as (_, port, log):
+        prompt = prompts(1)
+        first = prompt(320)
+        tokens, cached, _ = generate(port, first)
+        assert cached == 0
+        assert generate(port, first) == (tokens, 319, {"device": 319, "host": 0})
+        for _ in range(4):
+            generate(port, prompt(400))
+        assert generate(port, first) == (tokens, 319, {"device": 0, "host": 319})
+        deadline = time.monotonic() + READY_S
+        while 'cphicache_load_backs_total{outcome="queued",rank="0"} 1.0' not in (metrics := get(port, "/metrics")):
+            assert time.monotonic() < deadline, metrics
+            time.sleep(0.5)
+        assert 'cphicache_backup_state_ticks_bucket{le="+Inf",rank="0",state="LAYERS_IN_FLIGHT"}' in metrics
+        assert "Cache flushed" in post(port, "/flush_cache")
+        assert generate(port, first)[:2] == (tokens, 0)
     text = log.read_text()
     assert text.count("[cphicache] configuration: ") == 1
-    assert "/cphicache/sglang/" not in text, "a stack trace goes through cphicache"
+    assert " max_retries=3 " in text
+    assert "Traceback" not in text
     assert '"after":"COMMITTED"' in events.read_text()
+
+
+def test_server_with_backups_in_flight_loses_clients_aborts_flushes_and_ends(tmp_path):
+    """R18: clients that go away, an abort of everything, a flush and SIGTERM, all with backups in flight: the server serves on, ends by
+    itself, and writes no stack trace; SGLang's own leak checks are strict and would end it."""
+    with running(tmp_path, SLOW_COPIES_US="100000") as (server, port, log):
+        prompt = prompts(2)
+        first = prompt(300)
+        tokens = generate(port, first)[0]
+        for _ in range(3):
+            with streaming(port, prompt(200)) as answer:
+                assert answer.readline().startswith(b"data: ")
+        assert generate(port, first)[0] == tokens
+        with ExitStack() as stack:
+            answers = [stack.enter_context(streaming(port, prompt(200))) for _ in range(6)]
+            assert answers[0].readline().startswith(b"data: ")
+            post(port, "/abort_request", {"abort_all": True})
+            ends = [answer.read().decode() for answer in answers]
+        assert all('"type":"abort"' in end.replace('": "', '":"') for end in ends), ends
+        assert generate(port, first)[0] == tokens
+        assert "Cache flushed" in post(port, "/flush_cache")
+        assert generate(port, first)[:2] == (tokens, 0)
+        server.send_signal(signal.SIGTERM)
+        server.wait(READY_S)
+    assert "Traceback" not in log.read_text()

@@ -2,13 +2,13 @@
 
 import json
 
-from test_scheduler import call
+from serving import run_script
 
 
 def test_pages_that_two_ranks_share():
     """R1, R4, R20: the allocator is recognised, its placement used: each rank copies what it owns, a load-back brings every byte to its
     rank, chains begin where SGLang's do and their owners go round; both ranks decide the same, and no page is lost."""
-    done = call("shared_pages.py")
+    done = run_script("shared_pages.py")
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.splitlines()[-1])
     whole = 2 * 12 * 4

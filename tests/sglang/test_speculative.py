@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from test_scheduler import call, models, served
+from serving import models, run_script, served
 
 CHAIN = {"speculative_num_steps": 2, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 3}
 RUNS = {
@@ -70,7 +70,7 @@ def test_draft_kv_that_is_not_brought_back_shows(algorithm):
 
 def test_dsa_pool_moves_latent_and_indexer_keys():
     """R31: pages of SGLang's real DSA pool come back on other pages, byte for byte, and nothing else is written."""
-    done = call("dsa.py")
+    done = run_script("dsa.py")
     assert done.returncode == 0, done.stderr[-4000:]
     moved = json.loads(done.stdout.splitlines()[-1])
     assert len(moved["equal"]) == 7

@@ -10,8 +10,12 @@ from functools import partial
 from importlib.util import find_spec
 from itertools import pairwise
 
+import cpu
+import msgspec
+import slow_copies
 from drafts import serve_drafts
 from rig import Rig
+from workload import random_requests
 
 BUILT_IN = (
     ("sglang.srt.managers.cache_controller", "HiCacheController"),
@@ -37,6 +41,18 @@ def forbid_built_in():
             getattr(importlib.import_module(module), name).__init__ = partial(refuse, name)
 
 
+def removable_tokens(tree, record):
+    """Tokens of host-only nodes that nothing keeps, neither themselves nor what is below them, nor that the record hangs on them."""
+    parent = record.node.parent if record.node is not None else None if record.parent is None else record.parent.node
+
+    def count(node):
+        below = [count(child) for child in node.children.values()]
+        kept = not node.is_host_removable or node is parent or any(keeps for _, keeps in below)
+        return sum(tokens for tokens, _ in below) + (0 if kept else node.length_tokens), kept
+
+    return count(tree.root)[0]
+
+
 class Watch:
     """Looks at the cache from outside: the checker at every iteration, the order of layer reports and submissions."""
 
@@ -45,10 +61,13 @@ class Watch:
         from cphicache.run.census import take_census
 
         self.rig, self.cache, self.engine = rig, rig.cache, rig.cache.engine
-        self.findings, self.checks, self.idle_checks = [], 0, 0
+        self.findings, self.checks, self.idles, self.victims_left = [], 0, 0, []
         self.forwards, self.commits = [], 0
         self._check, self._check_quiet, self._census = check, check_quiet, take_census
         rig.each = self.look
+        rig.scheduler.on_idle = self._idle(rig.scheduler.on_idle)
+        effects = self.engine._backups._effects
+        effects.refuse = self._refused(effects.refuse)
         begin, end = self.cache.begin_forward, self.cache.end_forward
         stored, submit = self.cache.layer_stored, self.cache._transfer.submit_layers
         self._inside = False
@@ -82,6 +101,28 @@ class Watch:
         self.checks += 1
         self.findings += [str(finding) for finding in self._check(self.census())]
 
+    def _idle(self, on_idle):
+        """Whenever SGLang is idle it checks its pools for leaks: so do we."""
+
+        def checked():
+            if self.rig.scheduler.is_fully_idle():
+                self.idles += 1
+                self.findings += [str(finding) for finding in self._check_quiet(self.census())]
+            on_idle()
+
+        return checked
+
+    def _refused(self, refuse):
+        """A backup that is refused for lack of host slots: how many could have been had, counted node by node."""
+
+        def counted(record, given):
+            free = self.engine.state.ledger.free(0, "target")
+            if self.engine._backups.fit(record) and free + removable_tokens(self.engine.state.tree, record) >= record.need[0]:
+                self.victims_left.append(record.describe())
+            refuse(record, given)
+
+        return counted
+
     def end(self):
         self.findings += [str(finding) for finding in self._check_quiet(self.census())]
 
@@ -96,8 +137,8 @@ class Watch:
         )
         draft_early = sum(any(pair == (("draft stored", 0), ("draft d2h", 0)) for pair in pairwise(forward)) for forward in order)
         return {
-            "findings": self.findings[:5], "checks": self.checks, "forwards_with_backup": len(order), "early": early,
-            "draft_early": draft_early,
+            "findings": self.findings[:5], "checks": self.checks, "idles": self.idles, "victims_left": self.victims_left[:5],
+            "forwards_with_backup": len(order), "early": early, "draft_early": draft_early,
             "committed": counters.committed, "load_backs": counters.load_backs, "load_back_tokens": counters.load_back_tokens,
             "declined": counters.declined_inserts, "deferred": counters.deferred_splits, "parked": counters.parked_inserts,
             "parked_dropped": counters.parked_dropped, "duplicates": counters.duplicate_tokens, "refused": dict(counters.refused),
@@ -109,8 +150,8 @@ class Watch:
 
 def told(req):
     return {
-        "tokens": list(req.output_ids_through_stop), "cached": req.cached_tokens, "device": req.cached_tokens_device,
-        "host": req.cached_tokens_host,
+        "tokens": list(req.output_ids_through_stop), "retracted": req.retracted_stain, "cached": req.cached_tokens,
+        "device": req.cached_tokens_device, "host": req.cached_tokens_host,
         "reason": None if req.finished_reason is None else type(req.finished_reason).__name__,
         "verified": req.spec_verify_ct, "drafted_right": req.spec_num_correct_drafts,
     }  # fmt: skip
@@ -125,26 +166,109 @@ def serve_basic(rig, config):
     """A prompt three times: computed, from the device, and (others have pushed it out) from the host."""
     _, prompt = prompts(7)
     first = prompt(320)
-    out = {"first": told(rig.generate("first", first)), "again": told(rig.generate("again", first))}
+    given = {"priority": config["priority"]} if "priority" in config else {}
+    out = {name: told(rig.generate(name, first, **given)) for name in ("first", "again")}
     for index in range(4):
         rig.generate(f"other{index}", prompt(400))
     if config.get("corrupt"):
         pool = rig.cache._transfer._loader._host_pools["target"]
         for tensor in pool.tensors():
             tensor.copy_(tensor.flip(0).roll(3, 0))
-    out["back"] = told(rig.generate("back", first))
+    out["back"] = told(rig.generate("back", first, config.get("back_tokens", 4), **given))
     return out
 
 
-def serve_random(rig, config):
-    """Requests with shared prefixes of several lengths, some longer than a chunk, a few aborted, several at a time."""
-    rng, prompt = prompts(config.get("seed", 3))
-    stems = [prompt(length) for length in (48, 130, 200, 330)]
-    requests, made, out = [], 0, {}
-    abort_at = {}
+def serve_namespaces(rig, config):
+    """One prompt in several namespaces, twice in each."""
+    _, prompt = prompts(23)
+    tokens = prompt(100)
+    spaces = (
+        {},
+        {"extra_key": "a"},
+        {"extra_key": ""},
+        {"lora_id": "x"},
+        {"lora_id": "y"},
+        {"cache_salt": "a"},
+        {"cache_salt": "ab"},
+    )
+    return {
+        f"{space} {turn}": told(rig.generate(f"{index}.{turn}", tokens, 2, **space))
+        for turn in (1, 2)
+        for index, space in enumerate(spaces)
+    }
+
+
+def serve_abort_all(rig, config):
+    """All requests are aborted at once, running and waiting ones, while backups are in flight; then a flush; then one of them again."""
+    _, prompt = prompts(29)
+    asked = [prompt(150) for _ in range(7)]
+    requests = [rig.submit(f"r{index}", tokens, 40) for index, tokens in enumerate(asked)]
+    seen = {}
 
     def callback():
-        nonlocal made
+        if not seen and requests[0].output_ids:
+            seen.update(backups=len(rig.cache.ongoing_write_through), waiting=len(rig.scheduler.waiting_queue))
+            rig.gone.update(req.rid for req in rig.scheduler.waiting_queue)
+            rig.abort_all()
+        return (
+            bool(seen) and all(req.finished() or req.rid in rig.gone for req in requests) and not rig.scheduler.running_batch.reqs
+        )
+
+    rig.loop(callback)
+    rig.scheduler.last_batch = None
+    flushed = rig.scheduler.flush_cache()
+    return {**seen, "flushed": flushed, "left": rig.cache.total_size(), "again": told(rig.generate("again", asked[0], 4))}
+
+
+def serve_preempt_full(rig, config):
+    """With priorities, one request at a time: the urgent one has room only when the backups of the one preempted for it have ended."""
+    _, prompt = prompts(19)
+    slow = rig.submit("slow", prompt(260), 30, priority=1)
+    made, both_waited = [], []
+
+    def callback():
+        if slow.output_ids and not made:
+            made.append(rig.submit("urgent", prompt(260), 3, priority=9))
+        both_waited.append(bool(made) and {slow, made[0]} <= set(rig.scheduler.waiting_queue))
+        return bool(made) and slow.finished() and made[0].finished() and rig.scheduler.is_fully_idle()
+
+    rig.loop(callback)
+    return {"both_waited": any(both_waited), **{req.rid: told(req) for req in (slow, *made)}}
+
+
+def serve_events(rig, config):
+    """What a router hears of the random requests, of a flush, and of a prompt after it; and what is in the cache at the end of each."""
+    heard = []
+    rig.scheduler.kv_events_publisher.kv_event_publisher.publish = lambda batch: heard.extend(batch.events)
+    out = {}
+
+    def take(name):
+        rig.scheduler.kv_events_publisher.publish_kv_events()
+        nodes = list(rig.cache.engine.state.tree.nodes())
+        out[name] = {
+            "events": [{"kind": type(event).__name__, **msgspec.structs.asdict(event)} for event in heard],
+            "device_pages": sum(node.length_pages for node in nodes if node.on_device),
+            "host_pages": sum(node.length_pages for node in nodes if node.backup.has_host_copy),
+        }
+        heard.clear()
+
+    serve_random(rig, config)
+    take("random")
+    rig.scheduler.flush_cache()
+    take("flush")
+    tokens = prompts(31)[1](2 * rig.cache.page_size)
+    rig.generate("plain", tokens)
+    rig.generate("salted", tokens, cache_salt="s")
+    take("prompt")
+    return out | {"tokens": tokens}
+
+
+def serve_random(rig, config):
+    """The random requests, several at a time; a run without aborts is the reference."""
+    asked = random_requests(config["requests"], config.get("seed", 3))
+    requests, abort_at = [], {}
+
+    def callback():
         live = [req for req in requests if not req.finished() and req.rid not in rig.gone]
         for req in live:
             limit = abort_at.get(req.rid)
@@ -154,23 +278,18 @@ def serve_random(rig, config):
                 rig.abort(req.rid)
                 if queued:
                     rig.gone.add(req.rid)
-        while made < config["requests"] and len(live) < 6:
-            stem = rng.choice(stems)
-            tokens = stem[: rng.choice((len(stem), len(stem) // 2, len(stem) - 5))] + prompt(rng.randrange(1, 60))
-            rid = f"r{made}"
-            req = rig.submit(rid, tokens, rng.randrange(1, 9))
-            if rng.random() < 0.1:
-                abort_at[rid] = rng.randrange(0, 3)
+        while len(requests) < len(asked) and len(live) < 6:
+            one = asked[len(requests)]
+            req = rig.submit(one.rid, one.tokens, one.new_tokens)
+            if one.abort_at is not None and config.get("aborts", True):
+                abort_at[one.rid] = one.abort_at
             requests.append(req)
             live.append(req)
-            made += 1
-        return made == config["requests"] and not live and rig.scheduler.is_fully_idle()
+        return len(requests) == len(asked) and not live and rig.scheduler.is_fully_idle()
 
     rig.loop(callback)
     rig.run(requests)
-    for req in requests:
-        out[req.rid] = told(req)
-    return out
+    return {req.rid: told(req) for req in requests}
 
 
 def serve_waiting(rig, config):
@@ -230,7 +349,8 @@ def serve_retract(rig, config):
 
 SCENARIOS = {
     "basic": serve_basic, "random": serve_random, "retract": serve_retract, "preempt": serve_preempt, "waiting": serve_waiting,
-    "flush": serve_flush, "drafts": serve_drafts,
+    "flush": serve_flush, "namespaces": serve_namespaces, "abort_all": serve_abort_all, "preempt_full": serve_preempt_full,
+    "events": serve_events, "drafts": serve_drafts,
 }  # fmt: skip
 
 
@@ -241,19 +361,16 @@ def prepare(config):
 
     from cphicache.sglang import factory
     from cphicache.transfer.faults import CopyFaults
-    from cphicache.transfer.streams.threads import ThreadStreams
 
     if config.get("delay_us"):
-        streams = factory.HostForwardStreams
-        factory.HostForwardStreams = lambda: streams(ThreadStreams(max_delay_us=config["delay_us"], seed=1))
+        slow_copies.slow(config["delay_us"])
     if config.get("fail_load"):
         faults = CopyFaults()
         faults.fail_copy("h2d", "target", 1)
         registry._RADIX_CACHE_REGISTRY["cphicache"] = lambda context: factory.build_cache(context, faults=faults)
 
 
-def main():
-    config = json.loads(sys.argv[1])
+def serve(config):
     options = dict(config.get("options", {}))
     backend = config.get("backend")
     if backend == "cphicache":
@@ -263,7 +380,7 @@ def main():
         options = {name: value for name, value in options.items() if not name.startswith("hicache")}
         rig, watch = Rig(config["model"], {"disable_radix_cache": True} | options), None
     else:
-        rig, watch = Rig(config["model"], HIERARCHICAL | options), None
+        rig, watch = Rig(config["model"], HIERARCHICAL | options, prepare=cpu.install_built_in), None
     out = {"served": SCENARIOS[config["scenario"]](rig, config)}
     if watch is not None:
         watch.end()
@@ -273,4 +390,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    serve(json.loads(sys.argv[1]))

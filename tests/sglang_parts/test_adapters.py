@@ -230,9 +230,32 @@ def test_hooks_leave_other_backends_alone() -> None:
     assert hooks.around_add_one_req(original, other, "req", False, None) == "answer"
     assert hooks.around_preempt(original, other, "req") == "answer"
     assert hooks.around_flush(original, other) == "answer"
-    assert calls == [(other, "batch"), (other, "req", False, None), (other, "req"), (other,)]
+    assert hooks.around_new_prefill(original, other, "running") == "answer"
+    assert calls == [(other, "batch"), (other, "req", False, None), (other, "req"), (other,), (other, "running")]
     assert hooks.after_prepare_for_extend(None, other) is None
     assert hooks.after_attention("out", None, None, None, None, SimpleNamespace(layer_id=0), None) is None
+
+
+@pytest.mark.parametrize("requeued", [True, False], ids=["by SGLang", "by nobody"])
+def test_preempted_requests_are_queued_again_once(requeued: bool) -> None:
+    """R17: who was preempted in a round is in the queue after it, once, whether or not SGLang has put him there itself."""
+    cache = SimpleNamespace(is_cphicache=True, must_wait=lambda req: False, preempted=["of an earlier round"])
+    adder = SimpleNamespace(tree_cache=cache, preempt_list=[])
+    queue: list[str] = ["urgent"]
+    scheduler = SimpleNamespace(tree_cache=cache, waiting_queue=queue, _add_request_to_queue=queue.append)
+
+    def preempt(adder: Any, req: str) -> bool:
+        adder.preempt_list.append("slow")
+        return True
+
+    def plan(scheduler: Any) -> str:
+        assert hooks.around_preempt(preempt, adder, "urgent")
+        if requeued:
+            queue.append("slow")
+        return "plan"
+
+    assert hooks.around_new_prefill(plan, scheduler) == "plan"
+    assert queue == ["urgent", "slow"]
 
 
 def test_the_factory_finds_the_draft_pools_while_its_cache_is_made() -> None:

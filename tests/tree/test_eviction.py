@@ -194,3 +194,25 @@ def test_parent_that_something_else_keeps_never_joins(kept_by: str) -> None:
             tree.set_loading(sibling, 7)
     assert tree.plan_host_victims(lambda node: node is parent, lambda node: True) is None
     assert tree.plan_host_victims(lambda node: node is child, lambda node: True) == [child]
+
+
+@pytest.mark.parametrize(("name", "protected_hits"), [("slru", 2), ("slru-3", 3)])
+def test_segmented_lru_keeps_what_was_hit_often(name: str, protected_hits: int) -> None:
+    """R27: under segmented LRU nodes with enough hits go after all others; inside each of the two parts the oldest goes first."""
+    tree: RadixTree[None] = RadixTree(1, name, lambda node: None)
+    for node_id, hits in ((1, protected_hits), (2, protected_hits - 1), (3, protected_hits + 5), (4, 0)):
+        node = tree.add_child(tree.root, RadixKey.of([node_id], 1), [LogicalPage(node_id)], node_id, now=node_id)
+        for _ in range(hits):
+            tree.count_hit(node)
+    order = []
+    while (victim := tree.next_device_victim()) is not None:
+        order.append(victim.id)
+        tree.remove(victim)
+    assert order == [2, 4, 1, 3]
+
+
+@pytest.mark.parametrize("name", ["slru-", "slru-0", "slru-x", "lru-2"])
+def test_unknown_segments_are_refused(name: str) -> None:
+    """R35: a policy name with a number that cannot be meant is refused, with the known names."""
+    with pytest.raises(ValueError, match="unknown eviction policy"):
+        policy_named(name)
