@@ -4,7 +4,7 @@ import hashlib
 from importlib import metadata
 
 import pytest
-from serving import call, models, reference, served
+from serving import call, models, reference, run_script, served
 from soak import faults, options
 from workload import WHOLE
 
@@ -234,5 +234,5 @@ def test_what_cannot_work_is_refused_in_one_line(options, variables, says):
 
 def test_installed_version_is_served_under_its_own_contract():
     """R35: the contract is that of the installed version, and lacks nothing of it."""
-    done = call("-c", "from cphicache.sglang.contracts import installed_contract as it; print(it().version, it().lacking())")
+    done = run_script("-c", "from cphicache.sglang.contracts import installed_contract as it; print(it().version, it().lacking())")
     assert done.stdout.splitlines()[-1:] == [f"{metadata.version('sglang')} []"], done.stderr[-4000:]
