@@ -10,12 +10,10 @@ EXPLORE_S ?= 3600
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
-SGLANG_VENV := .venv-sglang
-SGLANG_STAMP := $(SGLANG_VENV)/.set-up
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
 .DEFAULT_GOAL := help
-.PHONY: run test test-ranks test-gpu test-sglang soak-sglang check diagrams explore simulate bench bench-peer soak clean help
+.PHONY: run test test-ranks test-gpu test-sglang test-sglang-0523 soak-sglang check diagrams explore simulate bench bench-peer soak clean help
 
 run: $(STAMP)  ## serve a trace, back up and restore it, verify every byte   (ARGS="--cp-size 4 ...")
 	@$(BIN)/cphicache run $(ARGS)
@@ -32,11 +30,14 @@ test-gpu: $(STAMP)  ## run the tests that need an NVIDIA GPU; they skip, and say
 test-ranks: $(STAMP)  ## faults, delays and sizes over rank processes   (minutes; ARGS as for test)
 	@$(BIN)/python -m pytest -n 2 -m soak tests/ranks $(ARGS)
 
-test-sglang: $(SGLANG_STAMP)  ## run the tests inside the real SGLang scheduler, on the CPU   (minutes, 2 GB; ARGS as for test)
-	@$(SGLANG_VENV)/bin/python -m pytest tests/sglang $(ARGS)
+test-sglang: .venv-sglang/.set-up  ## run the tests inside the real SGLang 0.5.20, on the CPU   (minutes, 2 GB; ARGS as for test)
+	@.venv-sglang/bin/python -m pytest tests/sglang $(ARGS)
 
-soak-sglang: $(SGLANG_STAMP)  ## 300 random requests in every combination, and the table against SGLang's own cache   (long; ARGS="--only soak")
-	@$(SGLANG_VENV)/bin/python tests/sglang/soak.py --docs docs/sglang.md $(ARGS)
+test-sglang-0523: .venv-sglang-0523/.set-up  ## the same inside SGLang 0.5.23   (minutes, 2 GB)
+	@.venv-sglang-0523/bin/python -m pytest tests/sglang $(ARGS)
+
+soak-sglang: .venv-sglang/.set-up  ## 300 random requests in every combination, and the table against SGLang's own cache   (long; ARGS="--only soak")
+	@.venv-sglang/bin/python tests/sglang/soak.py --docs docs/sglang.md $(ARGS)
 
 check: $(STAMP)  ## format, lint, types, import rules, generated files
 	@$(BIN)/ruff format --check .
@@ -61,11 +62,11 @@ soak: $(STAMP)  ## run the whole acceptance table   (long; ARGS as of tests/soak
 	@$(BIN)/python tests/soak.py $(ARGS)
 
 clean:  ## remove .venv and everything else that can be made again
-	@rm -rf $(VENV) .venv-peer $(SGLANG_VENV) .sglang build dist out ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf $(VENV) .venv-peer .venv-sglang .venv-sglang-0523 .sglang build dist out ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	@find cphicache tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help:  ## say what there is to make
-	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r name what; do printf '%-17s %s\n' "$$name" "$$what"; done
+	@sed -n 's/^\([a-z0-9-]*\):.*  ## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r name what; do printf '%-23s %s\n' "$$name" "$$what"; done
 
 # -- set-up, once, and again when the dependencies change ------------------------------------------------------------------------
 $(STAMP): pyproject.toml
@@ -86,7 +87,10 @@ $(STAMP): pyproject.toml
 	@.venv-peer/bin/python -m pip --disable-pip-version-check install -qq -e .
 	@.venv-peer/bin/python -m pip --disable-pip-version-check install -qq --no-deps sglang==0.5.20
 
-$(SGLANG_STAMP): tests/sglang/setup.sh tests/sglang/requirements.txt pyproject.toml
-	@echo "setting up $(SGLANG_VENV) (once, some minutes)"
-	@PYTHON=$(PYTHON) TORCH=$(TORCH) tests/sglang/setup.sh $(SGLANG_VENV)
+.venv-sglang/.set-up: SGLANG := 0.5.20
+.venv-sglang-0523/.set-up: SGLANG := 0.5.23
+.venv-sglang/.set-up .venv-sglang-0523/.set-up: tests/sglang/setup.sh tests/sglang/requirements.txt tests/sglang/pins-0.5.20.txt \
+    tests/sglang/pins-0.5.23.txt pyproject.toml
+	@echo "setting up $(@D) (once, some minutes)"
+	@PYTHON=$(PYTHON) TORCH=$(TORCH) tests/sglang/setup.sh $(@D) $(SGLANG)
 	@touch $@

@@ -42,6 +42,17 @@ CONTRACTS = (
             BASE + "MatchResult.device_indices",
         ),
     ),
+    Contract(
+        version="0.5.23",
+        adapter="cphicache.sglang.contract_0523:PrefixCache",
+        names=(
+            BASE + "BasePrefixCache.checkpoint",
+            BASE + "BasePrefixCache.on_release",
+            BASE + "BasePrefixCache.path_device_indices",
+            BASE + "BasePrefixCache.unlock",
+            BASE + "MatchResult.device_prefix_len",
+        ),
+    ),
 )
 
 

@@ -1,7 +1,7 @@
 """SGLang's ``BasePrefixCache`` over :class:`~cphicache.engine.CpHiRadixCache`: all of it that is the same in every version.
 
 The engine's nodes are passed to SGLang as opaque handles. What SGLang calls a request's match and its end, and what it expects as
-answers, changed between versions: that is in one module a contract (``contract_0520.py``).
+answers, changed between versions: that is in one module a contract, ``contract_0520.py`` and ``contract_0523.py``.
 """
 
 from __future__ import annotations

@@ -118,5 +118,5 @@ def install_speculative() -> None:
     DraftBackendFactory._create_backend = create_backend
     TorchNativeAttnBackend.forward_extend = forward_extend
     # The draft layer of a DeepSeek model is made of experts, whose kernels a CPU lacks: a dense one serves as well.
-    DeepseekV2DecoderLayer._is_layer_sparse = lambda layer, layer_id, is_nextn=False: False
+    DeepseekV2DecoderLayer._is_layer_sparse = lambda *args, **kwargs: False
     torch.cuda.synchronize = torch.cuda.empty_cache = lambda *args, **kwargs: None  # the draft model's loader calls them

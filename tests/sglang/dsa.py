@@ -13,7 +13,9 @@ BACKED_UP, LOADED = [3, 5, 2], [7, 1, 4]
 def make_pool():
     """Random bytes in every layer; the second layer uses the indexer's choice of the first, and has no keys of its own."""
     from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool
+    from sglang.srt.runtime_context import get_parallel
 
+    get_parallel().override_permanently(attn_dcp_size=1)  # no server says so here
     pool = DSATokenToKVPool(
         size=8 * PAGE, page_size=PAGE, kv_lora_rank=512, dtype=torch.bfloat16, qk_rope_head_dim=64, layer_num=LAYERS, device="cpu",
         index_head_dim=128, enable_memory_saver=False, kv_cache_dim=576, skip_topk_layers=[False, True, False, False],

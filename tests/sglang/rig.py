@@ -3,6 +3,7 @@
 import os
 from array import array
 from collections import deque
+from inspect import signature
 
 STRICT = (
     "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE",
@@ -51,8 +52,14 @@ class Rig:
         }  # fmt: skip
         server = ServerArgs(**(arguments | options))
         ports = PortArgs.init_new(server)
-        publish(server, role="scheduler")
-        self.scheduler = Scheduler(server, ports, 0, 0, 0, 0, 0, 0, None)
+        if "tp_rank" in signature(Scheduler).parameters:  # SGLang 0.5.20
+            publish(server, role="scheduler")
+            self.scheduler = Scheduler(server, ports, 0, 0, 0, 0, 0, 0, None)
+        else:
+            from sglang.srt.runtime_context import SpawnRanks
+
+            publish(server, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
+            self.scheduler = Scheduler(server, ports)
         self.cache = self.scheduler.tree_cache
         self.each = None
         self.gone = set()
@@ -70,12 +77,12 @@ class Rig:
         if self._callback():
             raise _Stop
 
-    def submit(self, rid, tokens, new_tokens=4, **kwargs):
+    def submit(self, rid, tokens, new_tokens=4, *, ignore_eos=True, **kwargs):
         """Queue a request; returns SGLang's object for it."""
         from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
         from sglang.srt.sampling.sampling_params import SamplingParams
 
-        sampling = SamplingParams(max_new_tokens=new_tokens, temperature=0.0, ignore_eos=True)
+        sampling = SamplingParams(max_new_tokens=new_tokens, temperature=0.0, ignore_eos=ignore_eos)
         sampling.normalize(None)
         self.scheduler.handle_generate_request(
             TokenizedGenerateReqInput(

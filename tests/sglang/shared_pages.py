@@ -1,4 +1,4 @@
-"""Two ranks whose pages SGLang's ``PageInterleavePoolAllocator`` shares out, in one process; SGLang 0.5.20's server cannot switch it on.
+"""Two ranks whose pages SGLang's ``PageInterleavePoolAllocator`` shares out, in one process; its server does not let a plug-in have it.
 
 SGLang's allocation and placement, cphicache's cache; the forward is a function of token, position and layer. Prints the findings in JSON.
 """
@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import torch
 from sglang.srt.mem_cache.allocation import alloc_paged_token_slots_extend
 from sglang.srt.mem_cache.allocator.page_interleave import PageInterleavePoolAllocator
-from sglang.srt.mem_cache.base_prefix_cache import InitLoadBackParams, MatchPrefixParams
+from sglang.srt.mem_cache.base_prefix_cache import InitLoadBackParams, MatchPrefixParams, MatchResult
 from sglang.srt.mem_cache.page_interleave import PageInterleavePlacement, PageShardSpec
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
@@ -19,13 +19,15 @@ from cphicache.agree.local import InProcessGroup
 from cphicache.check.conservation import check, check_quiet
 from cphicache.engine import CacheConfig, CpHiRadixCache
 from cphicache.run.census import take_census
-from cphicache.sglang.contract_0520 import PrefixCache
+from cphicache.sglang.contracts import installed_contract
 from cphicache.sglang.factory import adopt_allocator
 from cphicache.transfer.pools.device import DevicePool, KVShape
 from cphicache.transfer.pools.host import make_host_pool
 from cphicache.transfer.rank import RankTransfer
 from cphicache.transfer.streams.threads import ThreadStreams
 
+TELLS_LOCATIONS = hasattr(MatchResult, "device_indices")
+"""SGLang 0.5.20: a match is the locations of its tokens. 0.5.23: it is their number."""
 PAGE, RANKS, LAYERS, PAGES_A_RANK = 4, 2, 2, 12
 SHAPE = KVShape("mha", LAYERS, {"k": 4, "v": 4}, torch.float32)
 
@@ -48,6 +50,7 @@ class Request(SimpleNamespace):
             rid=rid, cache_request_handle=Handle(rid), origin_input_ids=tokens, output_ids=[], extra_key=None, cache_salt=None,
             full_untruncated_fill_ids=tokens, extend_range=SimpleNamespace(end=len(tokens)), kv_rotation_base=None, last_node=None,
             kv=SimpleNamespace(req_pool_idx=slot, cache_protected_len=0, kv_allocated_len=len(tokens)), prefix_indices=(), to_finish=None,
+            extend_end=len(tokens), prefix_len=0, lock=None,
         )  # fmt: skip
 
     def get_fill_ids(self):
@@ -80,11 +83,32 @@ class Rank:
         params = SimpleNamespace(
             req_to_token_pool=self.rows, token_to_kv_pool_allocator=self.server, page_size=PAGE, enable_metrics=False
         )
-        self.theirs = SimpleNamespace(start_layer=0)
-        pools = {"target": self.theirs}
-        self.cache = PrefixCache(
-            params, self.engine, self.transfer, pools=pools, on_tick=lambda tick: None, close=self.streams.close
+        self.target = SimpleNamespace(start_layer=0)
+        self.cache = installed_contract().cache_class()(
+            params, self.engine, self.transfer, pools={"target": self.target}, on_tick=lambda tick: None, close=self.streams.close
         )
+
+    def take_match(self, req, match):
+        """What SGLang does with a match, of its request; returns the tokens that are loaded back."""
+        req.last_node, loaded = match.last_device_node, 0
+        if TELLS_LOCATIONS:
+            req.prefix_indices = match.device_indices
+        else:
+            req.prefix_len = match.device_prefix_len
+        if match.host_hit_length:
+            answer, req.last_node = self.cache.init_load_back(
+                InitLoadBackParams(best_match_node=match.best_match_node, host_hit_length=match.host_hit_length, req=req)
+            )
+            loaded = len(answer) if TELLS_LOCATIONS else answer
+            if TELLS_LOCATIONS:
+                req.prefix_indices = torch.cat([match.device_indices, answer])
+        if TELLS_LOCATIONS:
+            self.cache.inc_lock_ref(req.last_node)
+        else:
+            req.prefix_len += loaded
+            req.lock = self.cache.lock(req.last_node)
+            req.prefix_indices = self.cache.prefix_device_indices(req)
+        return loaded
 
     def admit(self, requests):
         """Match, load back, allocate with SGLang's function, reserve, store every layer. Returns the tokens that came from the host."""
@@ -92,13 +116,7 @@ class Rank:
         for req in requests:
             key = RadixKey(array("q", req.origin_input_ids[:-1]))
             match = self.cache.match_prefix(MatchPrefixParams(key=key, req=req))
-            req.prefix_indices, req.last_node = match.device_indices, match.last_device_node
-            if match.host_hit_length:
-                params = InitLoadBackParams(best_match_node=match.best_match_node, host_hit_length=match.host_hit_length, req=req)
-                indices, req.last_node = self.cache.init_load_back(params)
-                req.prefix_indices = torch.cat([match.device_indices, indices])
-                loaded += len(indices)
-            self.cache.inc_lock_ref(req.last_node)
+            loaded += self.take_match(req, match)
             req.kv.cache_protected_len = len(req.prefix_indices)
             prefixes.append(len(req.prefix_indices))
         lengths = [len(req.origin_input_ids) for req in requests]
@@ -121,13 +139,16 @@ class Rank:
             self.cache.wait_layer("target", layer)
             for req, prefix in zip(requests, prefixes, strict=True):
                 self.store(req, layer, prefix)
-            self.cache.layer_stored(self.theirs, layer)
+            self.cache.layer_stored(self.target, layer)
         self.cache.end_forward()
         return loaded
 
     def finish(self, requests, at):
         req = requests[self.rank][at]
-        self.cache.cache_finished_req(req, kv_len_to_handle=len(req.origin_input_ids))
+        if TELLS_LOCATIONS:
+            self.cache.cache_finished_req(req, kv_len_to_handle=len(req.origin_input_ids))
+        else:
+            self.cache.checkpoint(req, up_to=len(req.origin_input_ids))
 
     def owned(self, req, start):
         """This rank's pool rows of the request's tokens from ``start`` on, as SGLang places them, with token and position of each."""

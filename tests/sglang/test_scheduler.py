@@ -1,9 +1,10 @@
 """The real SGLang scheduler with cphicache as its cache, against the same scheduler without any cache."""
 
 import hashlib
+from importlib import metadata
 
 import pytest
-from serving import call, models, reference, served
+from serving import call, models, reference, run_script, served
 from soak import faults, options
 from workload import WHOLE
 
@@ -229,3 +230,9 @@ def test_what_cannot_work_is_refused_in_one_line(options, variables, says):
     lines = [line for line in done.stderr.splitlines() if line.startswith("[cphicache] does not start: ")]
     assert len(lines) == 1
     assert says in lines[0]
+
+
+def test_installed_version_is_served_under_its_own_contract():
+    """R35: the contract is that of the installed version, and lacks nothing of it."""
+    done = run_script("-c", "from cphicache.sglang.contracts import installed_contract as it; print(it().version, it().lacking())")
+    assert done.stdout.splitlines()[-1:] == [f"{metadata.version('sglang')} []"], done.stderr[-4000:]

@@ -1,4 +1,4 @@
-"""The real ``PageInterleavePoolAllocator`` of SGLang under cphicache, two ranks; SGLang 0.5.20's server cannot switch it on."""
+"""The real ``PageInterleavePoolAllocator`` of SGLang under cphicache, two ranks; its server does not let a plug-in have it."""
 
 import json
 

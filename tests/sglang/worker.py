@@ -7,6 +7,7 @@ import json
 import random
 import sys
 from functools import partial
+from importlib.util import find_spec
 from itertools import pairwise
 
 import cpu
@@ -36,7 +37,8 @@ def forbid_built_in():
         raise AssertionError(f"{name} was made: the engine at work is not cphicache's")
 
     for module, name in BUILT_IN:
-        getattr(importlib.import_module(module), name).__init__ = partial(refuse, name)
+        if find_spec(module) is not None:  # not every version has every one
+            getattr(importlib.import_module(module), name).__init__ = partial(refuse, name)
 
 
 def removable_tokens(tree, record):
@@ -339,7 +341,8 @@ def serve_preempt(rig, config):
 def serve_retract(rig, config):
     """More tokens are decoded than the device pool has room for: SGLang takes requests back and starts them again."""
     _, prompt = prompts(13)
-    requests = [rig.submit(f"r{index}", prompt(64), 70) for index in range(4)]
+    # For a request that ignores the end token, SGLang 0.5.23 sets all of its new tokens aside.
+    requests = [rig.submit(f"r{index}", prompt(64), 70, ignore_eos=False) for index in range(4)]
     rig.run(requests)
     return {"retracted": sum(req.retracted_stain for req in requests), **{req.rid: told(req) for req in requests}}
 

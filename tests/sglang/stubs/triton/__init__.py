@@ -106,3 +106,5 @@ class Submodules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 sys.meta_path.append(Submodules())
+
+import triton.runtime  # noqa: E402, F401 - by name: who asks for its driver finds it here without importing it
