@@ -56,6 +56,7 @@ class Outcome(NamedTuple):
 UNTOUCHED = Sample(-1, None)
 """Stands for the reduction that was outstanding before the step."""
 
+
 @dataclass(frozen=True, slots=True)
 class RankState:
     """``logical``: number of the logical half's canonical form (equal on all ranks). ``events``: what may come next. ``at_rest``: nothing
