@@ -13,7 +13,7 @@ STAMP := $(VENV)/.set-up
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
 .DEFAULT_GOAL := help
-.PHONY: run test test-ranks test-gpu test-sglang test-sglang-0523 soak-sglang check diagrams explore simulate bench bench-peer soak clean help
+.PHONY: run test golden test-ranks test-gpu test-sglang test-sglang-0523 soak-sglang check diagrams explore simulate bench bench-peer soak clean help
 
 run: $(STAMP)  ## serve a trace, back up and restore it, verify every byte   (ARGS="--cp-size 4 ...")
 	@$(BIN)/cphicache run $(ARGS)
@@ -23,6 +23,9 @@ simulate: $(STAMP)  ## run the worlds of seeds 1..1000 on the classes that serve
 
 test: $(STAMP)  ## run the tests   (ARGS="-k ledger ...")
 	@$(BIN)/python -m pytest -n 2 -m "not soak" $(ARGS)
+
+golden: $(STAMP)  ## write the golden stories of tests/golden anew; read the difference before you keep it
+	@$(BIN)/python -m pytest tests/golden --rewrite-golden $(ARGS)
 
 test-gpu: $(STAMP)  ## run the tests that need an NVIDIA GPU; they skip, and say so, without one   (docs/gpu.md)
 	@$(BIN)/python -m pytest -m gpu -rs $(ARGS)

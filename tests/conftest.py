@@ -1,4 +1,4 @@
-"""What a session prints at its end: the combinations that the conformance suite ran and skipped."""
+"""Options of a session, and what it prints at its end: the combinations that the conformance suite ran and skipped."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from collections import Counter
 import pytest
 
 PREFIX = "combinations "
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--rewrite-golden``, see tests/golden."""
+    parser.addoption("--rewrite-golden", action="store_true", help="write golden files anew; read the difference before it is kept")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -350,7 +350,7 @@ class CpHiRadixCache:
 
         ``chunked``: more chunks of its prompt follow (no hit is counted).
         """
-        request = self._running(rid)
+        request = self._storing(rid, key)
         if self._ops is not None:
             self._ops.call("insert_unfinished", request=rid, **self._ops.key(key), row=list(row), chunked=chunked)
         return self._requests.insert_unfinished(request, key, row, chunked=chunked)
@@ -371,7 +371,7 @@ class CpHiRadixCache:
 
     def finish(self, rid: str, key: RadixKey, row: Sequence[LogicalPage]) -> bool:
         """The request has ended: insert its KV, free what is left of its row. False: the insert is parked until it can be made."""
-        request = self._running(rid)
+        request = self._storing(rid, key)
         if self._ops is not None:
             self._ops.call("finish", request=rid, **self._ops.key(key), row=list(row))
         return self._requests.finish(request, key, row)
@@ -491,4 +491,15 @@ class CpHiRadixCache:
         request = self.state.requests.get(rid)
         if request is None:
             raise CacheMisuse(f"request {rid!r} is not running: admit it first")
+        return request
+
+    def _storing(self, rid: str, key: RadixKey) -> Request:
+        """A running request whose reservations all lie within ``key``: one that reaches beyond it belongs to a later insert."""
+        request = self._running(rid)
+        for op in request.ops:
+            if op.state in (State.RESERVED, State.LAYERS_IN_FLIGHT) and op.end_page > key.pages:
+                raise CacheMisuse(
+                    f"insert of {key.pages} pages of request {rid!r}, for which pages up to {op.end_page} are reserved: insert a chunk "
+                    "before the next one is reserved, or both together"
+                )
         return request

@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeAlias
 
 from cphicache.explore.audit import TakeCensus
 from cphicache.explore.environment import Answer, Sample
+from cphicache.explore.lateness import Standing, latest
 from cphicache.explore.rank import UNTOUCHED, Forms, Mark, Outcome, Rank
 from cphicache.explore.reducer import minimum
 from cphicache.explore.script import World
@@ -45,10 +46,11 @@ class Move(NamedTuple):
 class Product:
     """The explored world."""
 
-    def __init__(self, world: World, take_census: TakeCensus) -> None:
+    def __init__(self, world: World, take_census: TakeCensus, *, exact: bool = False) -> None:
         self.world = world
         self.forms = Forms()
-        self.ranks = [Rank(world, rank, self.forms, take_census) for rank in range(world.config.cp_size)]
+        self._exact = exact
+        self.ranks = [Rank(world, rank, self.forms, take_census, exact=exact) for rank in range(world.config.cp_size)]
 
     @property
     def first(self) -> WorldState:
@@ -65,7 +67,7 @@ class Product:
         if len(state.ranks) == 1:
             return state
         at = [rank.states[number] for rank, number in zip(self.ranks, state.ranks, strict=True)]
-        copies = tuple(tuple(sorted(each)) for each in zip(*(rank_state.copies for rank_state in at), strict=True))
+        copies = tuple(_together(each) for each in zip(*(rank_state.copies for rank_state in at), strict=True))
         return at[0].logical, copies, state.pending, state.faults_left
 
     def is_at_rest(self, state: WorldState) -> bool:
@@ -84,6 +86,7 @@ class Product:
             for rank, number, answers in zip(self.ranks, state.ranks, given, strict=True)
         ]
         rounds: set[tuple[Answers, Sample]] = set()
+        moves: dict[Hashable, list[Move]] = {}
         for together in product(*outcomes):
             faults = sum(outcome.faults for outcome in together)
             if state.faults_left is not None and faults > state.faults_left:
@@ -93,9 +96,24 @@ class Product:
                 agreed = minimum([outcome.sample for outcome in together if outcome.sample is not None])
                 rounds.add((tuple((*outcome.answers, agreed) for outcome in together), agreed))
                 continue
-            yield self._move(state, event, together, faults, broken)
+            move = self._move(state, event, together, faults, broken)
+            if move.state is None:
+                yield move
+            else:
+                logical = self.ranks[0].states[move.state.ranks[0]].logical
+                moves.setdefault((logical, move.state.pending, move.marks & ~Mark.FAULT), []).append(move)
+        for alike in moves.values():
+            yield from alike if self._exact else self._latest(alike)
         for answers, _ in sorted(rounds, key=repr):
             yield from self._moves(state, event, answers)
+
+    def _latest(self, moves: list[Move]) -> list[Move]:
+        """Without those that differ from others only by copies that have ended unseen."""
+        if len(moves) == 1:
+            return moves
+        reached = [move.state.ranks for move in moves if move.state is not None]
+        standings = [[rank.states[at].copies for rank, at in zip(self.ranks, numbers, strict=True)] for numbers in reached]
+        return [moves[index] for index in latest(standings, wait_may_fail=self.world.wait_may_fail)]
 
     def _move(self, state: WorldState, event: str, together: Sequence[Outcome], faults: int, broken: str | None) -> Move:
         answers = tuple(outcome.answers for outcome in together)
@@ -119,3 +137,10 @@ class Product:
         if len({rank.states[number].logical for rank, number in zip(self.ranks, reached, strict=True)}) > 1:
             return "the logical halves of the ranks differ after equal events"
         return None
+
+
+def _together(standings: tuple[Standing, ...]) -> Hashable:
+    """How an operation stands on all ranks, whichever is which. When all are done, it only counts whether any has failed."""
+    if all(standing.done_here for standing in standings):
+        return any(standing.failed_here for standing in standings)
+    return tuple(sorted(standings))

@@ -11,12 +11,13 @@ from dataclasses import MISSING, dataclass, fields
 from enum import IntFlag
 from operator import attrgetter
 from pickle import HIGHEST_PROTOCOL, dumps, loads
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from cphicache.engine import Counters, CpHiRadixCache
 from cphicache.explore.audit import TakeCensus, audit, check_loaded, is_at_rest
 from cphicache.explore.driver import Driver
 from cphicache.explore.environment import FAULTS, Answer, Blocked, Environment, Sample, Undecided
+from cphicache.explore.lateness import Standing, Standings, latest
 from cphicache.explore.reducer import RecordedReducer
 from cphicache.explore.script import ONCE_OUTSIDE, TICK, World
 from cphicache.explore.transfer import RecordedTransfer
@@ -55,18 +56,15 @@ class Outcome(NamedTuple):
 UNTOUCHED = Sample(-1, None)
 """Stands for the reduction that was outstanding before the step."""
 
-Copies: TypeAlias = tuple[bool, ...]
-"""How an operation stands on a rank: in flight, failed, and what of that was sampled."""
-
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """``logical``: number of the logical half's canonical form (equal on all ranks). ``copies``: of each operation, by its place among
-    the logical ones. ``events``: what may come next. ``at_rest``: nothing is left to do."""
+    """``logical``: number of the logical half's canonical form (equal on all ranks). ``events``: what may come next. ``at_rest``: nothing
+    is left to do."""
 
     image: bytes
     logical: int
-    copies: tuple[Copies, ...]
+    copies: Standings
     events: tuple[str, ...]
     at_rest: bool
 
@@ -88,8 +86,9 @@ class Forms:
 class Rank:
     """One rank of an explored world. ``steps``: calls of the engine so far. ``seen``: what its counters have counted on any way."""
 
-    def __init__(self, world: World, rank: int, forms: Forms, take_census: TakeCensus) -> None:
+    def __init__(self, world: World, rank: int, forms: Forms, take_census: TakeCensus, *, exact: bool = False) -> None:
         self._world = world
+        self._exact = exact
         self._rank = rank
         self._forms = forms
         self._take_census = take_census
@@ -108,6 +107,7 @@ class Rank:
         self.states: list[RankState] = []
         self._known: dict[Hashable, int] = {}
         self._outcomes: dict[Hashable, tuple[Outcome, ...]] = {}
+        self._loaded: tuple[int, tuple[Any, Any, Any]] = (-1, (None, None, None))
         self.steps = 0
         self.seen: set[str] = set()
         self.first = self._arrive()
@@ -144,7 +144,22 @@ class Rank:
             other = outcomes.get(same)
             if other is None or outcome.faults < other.faults:
                 outcomes[same] = outcome
-        return list(outcomes.values())
+        return list(outcomes.values()) if self._exact else self._latest(list(outcomes.values()))
+
+    def _latest(self, outcomes: list[Outcome]) -> list[Outcome]:
+        """Without those that differ from others only by copies that have ended unseen."""
+        alike: dict[Hashable, list[Outcome]] = {}
+        kept: list[Outcome] = []
+        for outcome in outcomes:
+            if outcome.state is None:
+                kept.append(outcome)
+            else:
+                same = (self.states[outcome.state].logical, outcome.sample, outcome.marks & ~Mark.FAULT)
+                alike.setdefault(same, []).append(outcome)
+        for group in alike.values():
+            standings = [(self.states[outcome.state].copies,) for outcome in group if outcome.state is not None]
+            kept.extend(group[index] for index in latest(standings, wait_may_fail=self._world.wait_may_fail))
+        return kept
 
     def step(self, state: int, event: str, pending: Sample | None, given: tuple[Answer, ...], *, chooses: bool = False) -> Outcome:
         """Make one event happen. Where an answer is missing the first option is taken (``chooses``), or :class:`Undecided` raised."""
@@ -174,7 +189,9 @@ class Rank:
 
     def restore(self, state: int) -> None:
         """Become a state."""
-        image, transfer, driver = loads(self.states[state].image)  # written by this very object, below
+        if self._loaded[0] != state:  # most steps come in a row from one state
+            self._loaded = state, loads(self.states[state].image)  # written by this very object, below
+        image, transfer, driver = self._loaded[1]
         self.cache.restore(image)
         self.transfer.restore(transfer)
         self.driver.restore(driver)
@@ -201,12 +218,12 @@ class Rank:
         self.states.append(RankState(image, logical, copies, self.driver.events(), is_at_rest(state, self.driver)))
         return number
 
-    def _copies(self) -> tuple[Copies, ...]:
+    def _copies(self) -> Standings:
         state = self.cache.state
         backups = sorted(state.pending.values(), key=lambda record: record.order)
         return (
-            *((*self.transfer.canonical(r.key), r.done_here, r.failed_here, r.void) for r in backups),
-            *((*self.transfer.canonical(load.load_id), load.done_here, load.failed_here) for load in state.loads.values()),
+            *(Standing(*self.transfer.canonical(r.key), r.done_here, r.failed_here, r.void) for r in backups),
+            *(Standing(*self.transfer.canonical(load.load_id), load.done_here, load.failed_here) for load in state.loads.values()),
         )
 
     def _marks(self, before: tuple[int, ...], event: str) -> int:

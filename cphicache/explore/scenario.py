@@ -48,7 +48,7 @@ def read(text: str) -> tuple[str, list[Happening]]:
             name = line.removeprefix("# world ").partition(":")[0]
         elif line.strip() and not line.startswith((" ", "#")):
             event, *answers = (part.strip() for part in line.split("|"))
-            happenings.append(Happening(event, tuple(tuple(_answer(word) for word in part.split()) for part in answers)))
+            happenings.append(Happening(event, tuple(map(answers_of, answers))))
     if not name:
         raise ScenarioError("no line '# world NAME: ...': give a file that explore has written")
     return name, happenings
@@ -108,6 +108,11 @@ def describe(cache: CpHiRadixCache, pending: Sample | None) -> Iterator[str]:
     parked = "".join(f", {rid} parked" for rid in state.parked)
     reduction = "" if pending is None else f", reduction {_word(pending)}"
     yield f"free host slots {' '.join(map(str, free))}{waiting}{parked}{reduction}"
+
+
+def answers_of(text: str) -> tuple[Answer, ...]:
+    """The answers of one rank's environment as a scenario has them. Raises :class:`ScenarioError`."""
+    return tuple(map(_answer, text.split()))
 
 
 def _word(answer: Answer) -> str:

@@ -82,32 +82,33 @@ def explore(
     max_states: int | None = None,
     max_seconds: float | None = None,
     on_progress: Callable[[Report], None] | None = None,
+    exact: bool = False,
 ) -> Report:
     """Explore ``world`` until every state is expanded, a violation is found, or a bound is reached.
 
     ``max_states``, ``max_seconds``: bounds; with them the report may be incomplete, and says so. KeyboardInterrupt ends the
-    exploration with what was seen so far. ``on_progress`` hears of it now and then.
+    exploration with what was seen so far. ``on_progress`` hears of it now and then. ``exact``: follow copies that end unseen, too,
+    which :mod:`~cphicache.explore.lateness` shows to be needless.
     """
-    return _Search(world, take_census, max_states, max_seconds, on_progress).run()
+    return _Search(Product(world, take_census, exact=exact), max_states, max_seconds, on_progress).run()
 
 
 class _Search:
     def __init__(
         self,
-        world: World,
-        take_census: TakeCensus,
+        product: Product,
         max_states: int | None,
         max_seconds: float | None,
         on_progress: Callable[[Report], None] | None,
     ) -> None:
-        self._product = Product(world, take_census)
+        self._product = product
         self._max_states = max_states
         self._max_seconds = max_seconds
         self._on_progress = on_progress
         self._seen = _Seen()
         self._numbers: dict[Hashable, int] = {}
         self._graph = Graph()
-        self._report = Report(world.name)
+        self._report = Report(product.world.name)
         self._started = time.monotonic()
 
     def run(self) -> Report:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
+from cphicache.engine import CacheMisuse
 from cphicache.engine.waiting import IDLE_TICKS
 from cphicache.lifecycle import State
 from tests.engine.rig import Rig
-from tests.engine.rig_extra import back_up, fail_backup
+from tests.engine.rig_extra import back_up, fail_backup, frozen
 
 N, L, C, B = State.DEVICE_VALID_HOST_NONE, State.LAYERS_IN_FLIGHT, State.COMMITTED, State.ROLLED_BACK
 
@@ -346,4 +349,27 @@ def test_both_halves_of_a_refused_node_are_tried_again() -> None:
     assert retried[:2] == [rig.node("ab").id, rig.node("abcd").id]
     rig.settle()
     assert rig.states("ab", "abcd") == [C, C]
+    rig.rest()
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_chunk_that_was_reserved_must_be_inserted_whole(*, ends: bool) -> None:
+    """R12: an insert that ends before a reservation of its request does is the caller's mistake: one clear line, nothing changed, and
+    the whole can be inserted afterwards."""
+    rig = Rig()
+    rig.hold()
+    assert rig.begin("r", "abcd")
+    rig.chunk("r", 4)
+    rig.forward()
+    rig.chunk("r")
+    before = frozen(rig)
+    insert = rig.cache.finish if ends else partial(rig.cache.insert_unfinished, chunked=True)
+    with pytest.raises(
+        CacheMisuse, match="insert of 2 pages of request 'r', for which pages up to 4 are reserved: insert a chunk before"
+    ):
+        insert("r", rig.key("ab"), rig.row("r"))
+    assert frozen(rig) == before
+    rig.forward()
+    assert rig.finish("r")
+    assert rig.states("ab", "abcd") == [L, L]
     rig.rest()
