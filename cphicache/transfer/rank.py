@@ -123,8 +123,13 @@ class RankTransfer:
         ops = list(ops)
         self._check_layers(payload, layers, "submit_layers")
         jobs = [self._backup(op, "submit_layers") for op in ops]
+        mask = 0
+        for layer in layers:
+            if mask >> layer & 1:
+                raise TransferInternalError(f"submit_layers: expected {payload} layer {layer} once, found it twice")
+            mask |= 1 << layer
         for job in jobs:
-            self._mark_submitted(job, payload, layers)
+            self._mark_submitted(job, payload, mask)
         last = self._last_batch
         if last is not None and last[1].payload == payload and last[0] == ops:
             batch = last[1]
@@ -135,8 +140,7 @@ class RankTransfer:
             return
         write = self._streams.stream("write")
         write.wait(self._streams.stream("compute").record(), Wait.STORE_TO_COPY)
-        for layer in layers:
-            self._writer.queue(write, batch, layer)
+        self._writer.queue(write, batch, layers)
         event = write.record()
         for part in batch.parts:
             part.job.last_event = event
@@ -343,20 +347,21 @@ class RankTransfer:
         for payload in self._payloads:
             batch = CopyBatch.of(payload, owning)
             for layer in range(self._layers[payload]):
-                self._loader.queue(stream, batch, layer)
+                self._loader.queue(stream, batch, (layer,))
                 producer.events[payload, layer] = stream.record()
         last_event = stream.record()
         for job in owning:
             job.last_event = last_event
         return index
 
-    def _mark_submitted(self, job: BackupJob, payload: str, layers: Sequence[int]) -> None:
-        if layers and not job.owned_pages and not any(job.submitted.values()):
+    def _mark_submitted(self, job: BackupJob, payload: str, mask: int) -> None:
+        submitted = job.submitted[payload]
+        if submitted & mask:
+            layer = (submitted & mask).bit_length() - 1
+            raise TransferInternalError(f"submit_layers {job.key}: expected {payload} layer {layer} once, found it twice")
+        if mask and not job.owned_pages and not any(job.submitted.values()):
             self._noop_completions += 1
-        for layer in layers:
-            if job.submitted[payload] >> layer & 1:
-                raise TransferInternalError(f"submit_layers {job.key}: expected {payload} layer {layer} once, found it twice")
-            job.submitted[payload] |= 1 << layer
+        job.submitted[payload] = submitted | mask
 
     def _check_layers(self, payload: str, layers: Sequence[int], where: str) -> None:
         if payload not in self._layers:
