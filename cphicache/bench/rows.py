@@ -6,7 +6,7 @@ from cphicache.bench.copy_rows import PAGE_SIZE, RUN_TOKENS, backup_of_layer
 from cphicache.bench.engine_rows import copied_bytes, layer_cost, notification, virtual_overlap
 from cphicache.bench.harness import Bench, Target
 from cphicache.bench.lifecycle_rows import event_record, live_memory, record_growth, share_of_copy, stepping, whole_table
-from cphicache.bench.peer_rows import evict_one, insert_shared, match_chain
+from cphicache.bench.peer_rows import backup_cost, evict_one, insert_shared, match_chain
 from cphicache.bench.tree_rows import growth
 
 _SCATTERED, _COALESCED, _PAGE_FIRST = (Target("higher", *bounds) for bounds in ((0.5, 0.7), (0.8, 0.9), (0.4, 0.6)))
@@ -80,6 +80,12 @@ BENCHES: tuple[Bench, ...] = (
         "inserting 320 tokens, 256 of them shared, at 100,000 leaves: SGLang's RadixCache over ours",
         Target("higher", 1, 2),
         insert_shared,
+    ),
+    Bench(
+        "sglang-backup",
+        "the scheduler thread's part of one node's backup, all layers at once: ours over SGLang's write_backup and its acknowledgement",
+        Target("lower", 1, 0.5),
+        backup_cost,
     ),
     Bench("evict-growth", "evicting a leaf, 1,000 to 1,000,000 leaves: exponent of growth", None, growth("evict")),
     Bench("match-growth", "matching a prefix and a leaf, 1,000 to 1,000,000 leaves: exponent of growth", None, growth("match")),
