@@ -41,20 +41,22 @@ class Engine:
         copy_us: float = 0.0,
         page_size: int = PAGE_SIZE,
         node_pages: int = 1,
+        layers: int = LAYERS,
+        cp_size: int = 1,
     ) -> None:
-        pages = 2 * nodes * node_pages
+        pages = -(-2 * nodes * node_pages // cp_size) * cp_size
         self.nodes = nodes
         self.node_pages = node_pages
         self.config = CacheConfig(
             page_size=page_size,
-            cp_size=1,
+            cp_size=cp_size,
             usable_pages=pages,
-            payloads=(("target", LAYERS),),
+            payloads=(("target", layers),),
             host_slots=pages * page_size,
             overlap=overlap,
         )
-        layout = CpSharedKVLayout(page_size, 1, 0)
-        shape = KVShape("mla", LAYERS, {"latent": ITEM_ELEMENTS}, torch.bfloat16)
+        layout = CpSharedKVLayout(page_size, cp_size, 0)
+        shape = KVShape("mla", layers, {"latent": ITEM_ELEMENTS}, torch.bfloat16)
         slots = layout.physical_pages_total(pages) * page_size
         rate = nodes * node_pages * page_size * shape.layer_bytes / copy_us if copy_us else 1.0
         self.transfer = RankTransfer(

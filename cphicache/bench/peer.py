@@ -1,4 +1,5 @@
-"""The peer: SGLang's own ``RadixCache`` and ``HiRadixCache``, from the installed ``sglang`` wheel, on a machine without what the rest of SGLang needs.
+"""The peer: SGLang's own ``RadixCache`` and ``HiRadixCache``, from the installed ``sglang`` wheel, on a machine without what the rest of
+SGLang needs.
 
 Only the modules that these caches are made of are imported for real. Everything else that they name at import (kernels, metrics,
 pools, serving) is a module of placeholders, which the measured calls do not touch.

@@ -237,8 +237,8 @@ def _inserting(leaves: Leaves) -> Sampler:
 
 
 def backup_cost(effort: Effort) -> Measured:
-    """The scheduler thread's part of one node's backup, all layers at once, without copies: SGLang's ``write_backup`` and the tick that takes
-    its end in, against ours (reserve, submit, number, two ticks with their reduction, commit)."""
+    """The scheduler thread's part of one node's backup, all layers at once, without copies: ours (reserve, submit, number, two ticks with
+    their reduction, commit) over SGLang's ``write_backup`` and the tick that takes its end in."""
     pages = BACKUP_TOKENS // PAGE_SIZE
     engine = Engine(NoStreams(), overlap=False, page_size=PAGE_SIZE, node_pages=pages)
     with sglang_radix() as module:

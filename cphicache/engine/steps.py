@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from cphicache.engine.records import Backup, Refusal
 from cphicache.engine.state import CacheState
@@ -37,19 +37,33 @@ class Steps:
 
     def fire(self, record: Backup, trigger: Trigger, given: Input = NO_INPUT) -> str | None:
         """Take a step and all steps that follow from it. Returns the name of a stale no-op, ``None`` if an edge was taken."""
-        stale = self.step(record, trigger, given)
+        stale = self._step(record, trigger, given)
         if self._follow and not self._depth:
             self._depth += 1
             try:
                 while self._follow:
                     follower, following = self._follow.popleft()
-                    self.step(follower, following, NO_INPUT)
+                    self._step(follower, following, NO_INPUT)
             finally:
                 self._depth -= 1
         return stale
 
-    def step(self, record: Backup, trigger: Trigger, given: Input) -> str | None:
-        """Take this step alone: for triggers from which nothing follows."""
+    def step_each(self, records: Sequence[Backup], trigger: Trigger, given: Input) -> None:
+        """Take this step alone for each of these: for triggers from which nothing follows, and which lead to no rollback."""
+        if self._log is not None:
+            for record in records:
+                self._logged_step(record, trigger, given, self._log)
+            return
+        self._depth += 1
+        try:
+            stale_names = self._machine.fire_each(records, trigger, given)
+        finally:
+            self._depth -= 1
+        self.taken += len(records)
+        if stale_names:
+            self._state.counters.stale.update(stale_names)
+
+    def _step(self, record: Backup, trigger: Trigger, given: Input) -> str | None:
         if self._log is not None:
             return self._logged_step(record, trigger, given, self._log)
         return self._counted_step(record, trigger, given)

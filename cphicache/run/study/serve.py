@@ -167,7 +167,7 @@ class TraceServer:
     # -- admission ------------------------------------------------------------------------------------------------------------
     def _admit(self, chunks: list[tuple[_Job, int]], budget: int) -> int:
         size = self.config.page_size
-        for place in range(len(self._waiting)):
+        for _ in range(len(self._waiting)):
             if not budget or len(self._running) >= self.config.max_batch:
                 break
             waiting = self._waiting[0]
