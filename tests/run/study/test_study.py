@@ -96,7 +96,7 @@ def test_a_trace_is_served_to_its_end_and_its_tokens_add_up(cp_size: int, overla
     assert served.prompts == sum(request.input_length for request in requests)
     assert served.tokens_device + served.tokens_host + served.tokens_computed >= served.prompts
     assert served.tokens_device > 0
-    assert served.tokens_host == counters.load_back_tokens > 0
+    assert 0 < served.tokens_host <= counters.load_back_tokens  # a retracted request loads again
     assert counters.device_evictions > 0
     assert counters.host_evictions > 0
     assert counters.committed + sum(counters.rolled_back.values()) == counters.reserved
