@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -87,7 +87,7 @@ class Served:
     prompts: int = 0
     """Tokens of the prompts of finished requests."""
     virtual_s: float = 0.0
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
 class _Job:
@@ -137,7 +137,7 @@ class TraceServer:
         if held != counted:
             raise AssertionError(f"host slots at the end: expected the ledger's {counted}, found {held}")
         self.served.virtual_s = self.clock.now / 1e6
-        self.served.seconds["scheduler"] = time.thread_time() - start - self.served.seconds.total()
+        self.served.seconds["scheduler"] = time.thread_time() - start - sum(self.served.seconds.values())
         return self.served
 
     def step(self) -> None:
