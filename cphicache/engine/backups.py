@@ -91,8 +91,7 @@ class Backups:
     # -- the forward ----------------------------------------------------------------------------------------------------------
     def layers_stored(self, records: Iterable[Backup], payload: int, layers: Sequence[int]) -> None:
         """These layers' stores have been issued: submit their copies, one submission a layer for all records."""
-        alive = [record for record in records if (state := record.state) is State.LAYERS_IN_FLIGHT or state is State.RESERVED]
-        self._steps.step_each(alive, Trigger.LAYER_STORED, Input(payload=payload, layers=layers))
+        self._steps.layers_stored(records, Input(payload=payload, layers=layers))
         copying = self._effects.take_copying()
         if copying:
             self._transfer.submit_layers([record.key for record in copying if not record.void], self._names[payload], layers)
