@@ -167,7 +167,7 @@ def hits_command(
     config = ServeConfig(page_size=page_size, cp_size=cp_size, layers=layers, reclaim_device_valid=reclaim_device_valid)
     sizes = list(product(sorted(set(devices)), sorted(set(hosts))))
     tokens, bound = infinite_hits(served, page_size)
-    results = read_rows(out, "hits") if resume else {"study": "hits", "about": {}, "rows": []}
+    results: dict[str, Any] = read_rows(out, "hits") if resume else {"study": "hits", "about": {}, "rows": []}
     about = {
         "trace": trace.name if trace else "synthetic",
         "requests": len(served),
