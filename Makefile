@@ -13,7 +13,7 @@ STAMP := $(VENV)/.set-up
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
 .DEFAULT_GOAL := help
-.PHONY: run test golden test-ranks test-gpu test-sglang test-sglang-0523 soak-sglang check diagrams explore simulate bench bench-peer soak clean help
+.PHONY: run test golden test-ranks test-gpu test-sglang test-sglang-0523 soak-sglang check diagrams explore simulate bench bench-peer plots soak clean help
 
 run: $(STAMP)  ## serve a trace, back up and restore it, verify every byte   (ARGS="--cp-size 4 ...")
 	@$(BIN)/cphicache run $(ARGS)
@@ -60,6 +60,10 @@ bench: $(STAMP)  ## measure ratios and put them into docs/performance.md   (minu
 
 bench-peer: .venv-peer/.set-up  ## the same, with the rows against SGLang's own radix cache   (its wheel only, in .venv-peer)
 	@.venv-peer/bin/python -m cphicache.run.cli bench --docs docs/performance.md $(ARGS)
+
+plots: $(STAMP)  ## draw what bench and study have written to out/ into docs/plots/
+	@$(BIN)/cphicache study overlap --out out/study-overlap.json
+	@$(BIN)/cphicache plots $(ARGS)
 
 soak: $(STAMP)  ## run the whole acceptance table   (long; ARGS as of tests/soak.py)
 	@$(BIN)/python tests/soak.py $(ARGS)

@@ -129,29 +129,30 @@ def share_of_copy(effort: Effort) -> Measured:
     return ratio("machine", "copy", {"machine": machine, "copy": looped(copies), "memcpy": looped(memcpy)}, effort)
 
 
+def record_cycles(machine: LifecycleMachine[Any], live: int) -> Sampler:
+    """Create a record, let it be backed up and given back, drop it, among so many live ones."""
+    need = (0,)
+    records = {number: Backup(number, 1, bound=True, no_need=need) for number in range(live)}
+
+    def loop(operations: int) -> None:
+        fire = machine.fire
+        stored = Input(layers=(0,))
+        for number in range(live, live + operations):
+            record = records[number] = Backup(number, 1, bound=True, no_need=need)
+            fire(record, Trigger.RESERVE)
+            fire(record, Trigger.LAYER_STORED, stored)
+            fire(record, Trigger.ABORT)
+            fire(record, Trigger.AGREED)
+            del records[number]
+
+    return looped(loop)
+
+
 def record_growth(effort: Effort) -> Measured:
     """Create a record, let it be backed up and given back, drop it: among many live ones against among few."""
     machine = LifecycleMachine(cast(Any, EmptyPort(1)))
-    need = (0,)
-
-    def cycles(live: int) -> Sampler:
-        records = {number: Backup(number, 1, bound=True, no_need=need) for number in range(live)}
-
-        def loop(operations: int) -> None:
-            fire = machine.fire
-            stored = Input(layers=(0,))
-            for number in range(live, live + operations):
-                record = records[number] = Backup(number, 1, bound=True, no_need=need)
-                fire(record, Trigger.RESERVE)
-                fire(record, Trigger.LAYER_STORED, stored)
-                fire(record, Trigger.ABORT)
-                fire(record, Trigger.AGREED)
-                del records[number]
-
-        return looped(loop)
-
     few, many = FEW, effort.size(MANY, least=2 * FEW)
-    return ratio("many", "few", {"few": cycles(few), "many": cycles(many)}, effort)
+    return ratio("many", "few", {"few": record_cycles(machine, few), "many": record_cycles(machine, many)}, effort)
 
 
 def live_memory(effort: Effort) -> Measured:

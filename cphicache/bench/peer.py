@@ -1,6 +1,7 @@
-"""The peer: SGLang's own ``RadixCache``, from the installed ``sglang`` wheel, on a machine without what the rest of SGLang needs.
+"""The peer: SGLang's own ``RadixCache`` and ``HiRadixCache``, from the installed ``sglang`` wheel, on a machine without what the rest of
+SGLang needs.
 
-Only the modules that the radix cache is made of are imported for real. Everything else that they name at import (kernels, metrics,
+Only the modules that these caches are made of are imported for real. Everything else that they name at import (kernels, metrics,
 pools, serving) is a module of placeholders, which the measured calls do not touch.
 """
 
@@ -21,15 +22,32 @@ from cphicache.bench.harness import PeerMissing
 VERSION = "0.5.20"
 REMEDY = f"sglang {VERSION} is not installed here: make bench-peer installs it into an environment of its own"
 _REAL = frozenset(
-    f"sglang.srt.mem_cache.{name}"
-    for name in ("radix_cache", "evict_policy", "cache_init_params", "base_prefix_cache", "utils", "events")
+    f"sglang.srt.{name}"
+    for name in (
+        "managers.cache_controller",
+        "mem_cache.base_prefix_cache",
+        "mem_cache.cache_init_params",
+        "mem_cache.events",
+        "mem_cache.evict_policy",
+        "mem_cache.hicache_storage",
+        "mem_cache.hiradix_cache",
+        "mem_cache.radix_cache",
+        "mem_cache.utils",
+    )
 )
 """What is measured, and what it is made of."""
-_FOLDERS = frozenset({"sglang", "sglang.srt", "sglang.srt.mem_cache"})
+_FOLDERS = frozenset({"sglang", "sglang.srt", "sglang.srt.managers", "sglang.srt.mem_cache"})
 """Packages on the way: their folders are real, their ``__init__`` is not run."""
 
 
-class _Placeholder:
+class _AnyAttribute(type):
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Placeholder()
+
+
+class _Placeholder(metaclass=_AnyAttribute):
     """Stands for anything: it can be called, subscripted, inherited from and asked for attributes; its values mean nothing."""
 
     def __init__(self, *_: object, **__: object) -> None:
@@ -102,7 +120,7 @@ def _root() -> str:
 
 @contextmanager
 def sglang_radix() -> Iterator[ModuleType]:
-    """SGLang's ``radix_cache`` module and nothing of it afterwards. Raises :class:`PeerMissing`."""
+    """SGLang's ``radix_cache`` module, with others of it in ``sys.modules``; nothing of it afterwards. Raises :class:`PeerMissing`."""
     if any(name.partition(".")[0] == "sglang" for name in sys.modules):
         raise AssertionError("sglang is imported already: expected a process that has not used it")
     finder = _Finder(_root())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from array import array
 from collections.abc import Callable, Iterator
@@ -10,8 +11,10 @@ from typing import Any
 
 import torch
 
+from cphicache.bench.engine_rows import Engine
 from cphicache.bench.harness import Effort, Measured, Sampler, clock, looped, ratio
 from cphicache.bench.peer import sglang_radix
+from cphicache.bench.ports import NoStreams
 from cphicache.bench.tree_rows import Leaves
 from cphicache.spaces.types import LogicalPage
 from cphicache.tree import RadixKey, RadixTree
@@ -21,6 +24,7 @@ LEAVES = 100_000
 PREFIX_PAGES = 4
 MATCH_TOKENS = 32_768
 MATCH_NODES = 512
+BACKUP_TOKENS = 256
 
 
 class _Frees:
@@ -58,6 +62,77 @@ class Peer:
     def evict(self, tokens: int) -> Any:
         """Evict so many tokens."""
         return self.cache.evict(self._params.EvictParams(num_tokens=tokens))
+
+
+class _Point:
+    """An event that has come."""
+
+    def query(self) -> bool:
+        """Yes."""
+        return True
+
+    def synchronize(self) -> None:
+        """It has come."""
+
+
+class _NoCopies:
+    """The peer's L2 transfer engine, and what it answers: a copy of nothing that is done at once."""
+
+    start_event = finish_event = _Point()
+    timing_enabled = False
+
+    def submit_device_to_host(self, transfers: object) -> _NoCopies:
+        """Done."""
+        return self
+
+
+class _HostSlots:
+    """The peer's host pool: slots in a row, round and round. Its own keeps lists as well; that is left out in its favour."""
+
+    layout = "layer_first"
+    size_per_token = 1
+
+    def __init__(self, slots: int) -> None:
+        self._slots = torch.arange(slots)
+        self._at = 0
+
+    def alloc(self, need_size: int) -> torch.Tensor:
+        """The next ones."""
+        if self._at + need_size > len(self._slots):
+            self._at = 0
+        self._at += need_size
+        return self._slots[self._at - need_size : self._at]
+
+
+class PeerBackups:
+    """SGLang's ``HiRadixCache`` and its cache controller over pools that hold nothing: their own code of a backup and of its end."""
+
+    def __init__(self, module: Any, slots: int) -> None:
+        self.peer = Peer(module)
+        hiradix = importlib.import_module("sglang.srt.mem_cache.hiradix_cache")
+        controllers = importlib.import_module("sglang.srt.managers.cache_controller")
+        controller = object.__new__(controllers.HiCacheController)
+        controller.__dict__.update(
+            mem_pool_host=_HostSlots(slots), mem_pool_device=None, write_queue=[], ack_write_queue=[], io_backend="direct",
+            l2_transfer_engine=_NoCopies(), write_policy="write_through",
+        )  # fmt: skip
+        self.cache: Any = object.__new__(hiradix.HiRadixCache)
+        self.cache.__dict__.update(self.peer.cache.__dict__)
+        self.cache.__dict__.update(
+            cache_controller=controller, ongoing_write_through={}, pp_rank=0, enable_storage=False, metrics_collector=None,
+            evictable_host_leaves=set(), _all_reduce=lambda tensor, op: None,
+        )  # fmt: skip
+
+    def leaf(self, tokens: list[int]) -> Any:
+        """A new node of these tokens."""
+        self.peer.insert(tokens, torch.arange(len(tokens)))
+        return self.cache.root_node.children[self.peer.key(tokens).child_key(PAGE_SIZE)]
+
+    def backup(self, node: Any) -> None:
+        """Write a node back and take in the end of it, as the scheduler does in the tick after."""
+        self.cache.write_backup(node)
+        self.cache.writing_check()
+        assert node.host_value is not None, "the peer has backed it up"
 
 
 @contextmanager
@@ -159,6 +234,29 @@ def _inserting(leaves: Leaves) -> Sampler:
         return took
 
     return sample
+
+
+def backup_cost(effort: Effort) -> Measured:
+    """The scheduler thread's part of one node's backup, all layers at once, without copies: ours (reserve, submit, number, two ticks with
+    their reduction, commit) over SGLang's ``write_backup`` and the tick that takes its end in."""
+    pages = BACKUP_TOKENS // PAGE_SIZE
+    engine = Engine(NoStreams(), overlap=False, page_size=PAGE_SIZE, node_pages=pages)
+    with sglang_radix() as module:
+        peer = PeerBackups(module, 1 << 20)
+        fresh = 0
+
+        def sglang(operations: int) -> float:
+            nonlocal fresh
+            took = 0.0
+            for _ in range(operations):
+                fresh += 1
+                node = peer.leaf([fresh] * BACKUP_TOKENS)
+                start = clock()
+                peer.backup(node)
+                took += clock() - start
+            return took
+
+        return ratio("ours", "sglang", {"ours": engine.backing_up(), "sglang": sglang}, effort)
 
 
 def _repeated(call: Callable[[Any], object], argument: Any) -> Sampler:

@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from cphicache.bench.collective_rows import blocked_share, collectives
 from cphicache.bench.copy_rows import PAGE_SIZE, RUN_TOKENS, backup_of_layer
 from cphicache.bench.engine_rows import copied_bytes, event_cost, layer_cost, notification, virtual_overlap
+from cphicache.bench.growth_rows import (
+    EXPLORED,
+    WORLD,
+    account_of,
+    backup_memory,
+    explored,
+    growth,
+    layers_of,
+    life_of,
+    node_memory,
+    over_tree,
+    pages_of,
+    ranks_of,
+)
 from cphicache.bench.harness import Bench, Target
 from cphicache.bench.lifecycle_rows import live_memory, record_growth, share_of_copy, stepping, whole_table
-from cphicache.bench.peer_rows import evict_one, insert_shared, match_chain
-from cphicache.bench.tree_rows import growth
+from cphicache.bench.peer_rows import backup_cost, evict_one, insert_shared, match_chain
+from cphicache.bench.tree_rows import SIZES
+
+
+def _span(sizes: Sequence[int]) -> str:
+    return f"{min(sizes):,} to {max(sizes):,}"
+
 
 _SCATTERED, _COALESCED, _PAGE_FIRST = (Target("higher", *bounds) for bounds in ((0.5, 0.7), (0.8, 0.9), (0.4, 0.6)))
 
@@ -89,9 +111,46 @@ BENCHES: tuple[Bench, ...] = (
         Target("higher", 1, 2),
         insert_shared,
     ),
-    Bench("evict-growth", "evicting a leaf, 1,000 to 1,000,000 leaves: exponent of growth", None, growth("evict")),
-    Bench("match-growth", "matching a prefix and a leaf, 1,000 to 1,000,000 leaves: exponent of growth", None, growth("match")),
-    Bench("insert-growth", "inserting a leaf, 1,000 to 1,000,000 leaves: exponent of growth", None, growth("insert")),
+    Bench(
+        "sglang-backup",
+        "the scheduler thread's part of one node's backup, all layers at once: ours over SGLang's write_backup and its acknowledgement",
+        Target("lower", 1, 0.5),
+        backup_cost,
+    ),
+    *(
+        Bench(f"{name}-growth", f"{what}, {_span(SIZES)} idle leaves: exponent of growth", None, over_tree(name))
+        for name, what in (
+            ("tick", "a tick with nothing in flight"),
+            ("evict", "evicting a leaf"),
+            ("match", "matching a prefix and a leaf"),
+            ("insert", "inserting a leaf"),
+        )
+    ),
+    *(
+        Bench(f"{name}-growth", f"{what}, {_span(sizes)} {over}: exponent of growth", None, growth(sizes, over, sampler_of))
+        for name, what, sizes, over, sampler_of in (
+            ("lifecycle", "a record's life of four edges", SIZES, "live records", life_of),
+            ("ledger", "ask, take and give back on eight ranks", SIZES, "nodes with host slots", account_of),
+            ("layers", "all reports of a forward with one pending node", (1, 4, 16, 61, 122), "layers", layers_of),
+            ("ranks", "one rank's part of the backup of 16 pages", (1, 2, 4, 8), "ranks", ranks_of),
+            ("pages", "one node's backup", (1, 4, 16, 64, 256), "pages", pages_of),
+        )
+    ),
+    Bench("explore-growth", f"a state of world {WORLD}, {_span(EXPLORED)} known states: exponent of growth", None, explored),
+    Bench("node-memory", "memory of an idle node of one page of 16 tokens: tree node, key, record", None, node_memory),
+    Bench("backup-memory", "memory of a pending backup of 4 pages beyond its node, index vectors apart", None, backup_memory),
+    Bench(
+        "collectives",
+        "reductions a tick with a backup in flight; none to reserve and in other ticks",
+        Target("lower", 1, 1),
+        collectives,
+    ),
+    Bench(
+        "collective-blocked",
+        "time that a scheduler waits in the reduction of the tick before over that of one waited for at once, 2 processes",
+        Target("lower", 0.05, 0.01),
+        blocked_share,
+    ),
     Bench(
         "overlap-virtual",
         "virtual time from the last layer's store to the end of all copies: layer by layer over all at once",

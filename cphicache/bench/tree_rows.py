@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
 from typing import Any
 
-from cphicache.bench.harness import Effort, Measured, Sampler, Spread, calibrated, clock, looped, slope
+from cphicache.bench.harness import Sampler, clock, looped
 from cphicache.spaces.types import LogicalPage
 from cphicache.tree import Node, RadixKey, RadixTree
 
@@ -18,9 +17,9 @@ PREFIX_PAGES = 4
 class Leaves:
     """A tree of one shared prefix node with ``count`` leaves of a page each, in order of last access."""
 
-    def __init__(self, count: int, page_size: int = PAGE_SIZE) -> None:
+    def __init__(self, count: int, page_size: int = PAGE_SIZE, tree: RadixTree[Any] | None = None) -> None:
         self.page_size = page_size
-        self.tree: RadixTree[Any] = RadixTree(page_size, "lru", _nothing)
+        self.tree: RadixTree[Any] = RadixTree(page_size, "lru", _nothing) if tree is None else tree
         self.now = self.next_id = 1
         prefix = self.key([0] * page_size * PREFIX_PAGES)
         self.prefix = self.add(self.tree.root, prefix)
@@ -90,32 +89,6 @@ class Leaves:
             return took
 
         return sample
-
-
-def growth(operation: str) -> Callable[[Effort], Measured]:
-    """Exponent of the cost of one operation from a thousand leaves to a million; the costs are in the details."""
-
-    def measure(effort: Effort) -> Measured:
-        sizes = sorted({effort.size(size, least=50) for size in SIZES})
-        trees = {size: Leaves(size) for size in sizes}
-        samplers = {size: _sampler(tree, operation) for size, tree in trees.items()}
-        counts = {size: calibrated(sampler, effort.sample_s) for size, sampler in samplers.items()}
-        rounds = [[sampler(counts[size]) / counts[size] * 1e6 for size, sampler in samplers.items()] for _ in range(effort.rounds)]
-        costs = [Spread.of(list(column)).median for column in zip(*rounds, strict=True)]
-        exponents = Spread.of([slope(sizes, row) for row in rounds]) if len(sizes) > 1 else Spread(0.0, 0.0, 0.0)
-        details = {f"{size} leaves us": round(cost, 3) for size, cost in zip(sizes, costs, strict=True)}
-        return Measured(exponents, "exponent", effort.rounds, details)
-
-    return measure
-
-
-def _sampler(leaves: Leaves, operation: str) -> Sampler:
-    match operation:
-        case "evict":
-            return leaves.evicting()
-        case "match":
-            return leaves.matching()
-    return leaves.inserting()
 
 
 def _nothing(node: Node[Any]) -> None:

@@ -9,7 +9,7 @@ By default steps walk the machine's transitions in a compiled form (see ``compil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 from transitions import Machine
@@ -79,6 +79,31 @@ class LifecycleMachine(Generic[R]):
         for callback in decision.after:
             callback(record, port, given)
         return None
+
+    def fire_each(self, records: Iterable[R], trigger: Trigger, given: Input) -> list[str]:
+        """Take the same step for each record, in order, as :meth:`fire` does; returns the names of the stale no-ops among them.
+
+        For a batch's layers: what does not depend on the record is done once. Records behind one that raises are not stepped.
+        """
+        decisions = self._decisions
+        stale_names: list[str] = []
+        by_state = {} if decisions is None else decisions[trigger]
+        port = self._port
+        for record in records:
+            decision = by_state.get(record.state)
+            while type(decision) is Ask:
+                decision = decision.yes if decision.guard(record, port, given) else decision.no
+            if decision is None or decision.dest is None:  # the stock machine, or no edge: rare, and answered there
+                stale = self.fire(record, trigger, given)
+                if stale is not None:
+                    stale_names.append(stale)
+                continue
+            for callback in decision.before:
+                callback(record, port, given)
+            record.state = decision.dest
+            for callback in decision.after:
+                callback(record, port, given)
+        return stale_names
 
     def stock_trigger(self, trigger: Trigger) -> Callable[..., bool]:
         """The package's own step for a trigger, called with (record, input): what steps are measured against. KeyError for none."""

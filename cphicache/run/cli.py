@@ -38,8 +38,10 @@ from cphicache.run.doctor_command import doctor_command
 from cphicache.run.explore_command import explore_command
 from cphicache.run.failure import Failure, OneLineGroup
 from cphicache.run.plan_command import plan_command
+from cphicache.run.plots_command import plots_command
 from cphicache.run.seen import diagram_command, replay_command, report_command, trace_command
 from cphicache.run.simulate.command import simulate_command
+from cphicache.run.study.command import study_command
 from cphicache.transfer.budget import HostBudgetError, memory_limits
 from cphicache.transfer.support import KV_DTYPES
 
@@ -334,6 +336,7 @@ def diagrams(check: bool, root: Path) -> None:
 
 main.add_command(bench_command)
 main.add_command(plan_command)
+main.add_command(plots_command)
 main.add_command(doctor_command)
 main.add_command(replay_command)
 main.add_command(report_command)
@@ -341,6 +344,7 @@ main.add_command(diagram_command)
 main.add_command(trace_command)
 main.add_command(explore_command)
 main.add_command(simulate_command)
+main.add_command(study_command)
 
 if __name__ == "__main__":
     main()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
 import torch
 
 from cphicache.spaces.tensors import HostSlots
@@ -150,21 +151,20 @@ def _slot_vector(name: str, values: Sequence[int] | torch.Tensor, positions: tor
             f"{name} has {slots.numel()} entries, owned_positions has {positions.numel()}: they must have the same length, "
             "one host slot for each owned position"
         )
-    if slots.numel() and int(slots.min()) < 0:
-        raise ValueError(f"{name} holds {int(slots.min())}: host slots are 0 or more")
+    if slots.numel() and (least := int(slots.numpy().min())) < 0:
+        raise ValueError(f"{name} holds {least}: host slots are 0 or more")
     return HostSlots(slots)
 
 
 def _check_positions(positions: torch.Tensor, logical_len: int) -> None:
     if positions.numel() == 0:
         return
-    steps = positions[1:] <= positions[:-1]
-    if bool(steps.any()):
-        at = int(steps.nonzero()[0])
-        raise ValueError(
-            f"owned_positions holds {int(positions[at])} before {int(positions[at + 1])}: give them sorted, each position once"
-        )
-    low, high = int(positions[0]), int(positions[-1])
+    values = positions.numpy()  # the same memory; a call on a small array costs a fifth of torch's
+    steps = values[1:] <= values[:-1]
+    if steps.any():
+        at = int(steps.argmax())
+        raise ValueError(f"owned_positions holds {values[at]} before {values[at + 1]}: give them sorted, each position once")
+    low, high = int(values[0]), int(values[-1])
     if low < 0 or high >= logical_len:
         wrong = low if low < 0 else high
         raise ValueError(f"owned_positions holds {wrong}: give positions in [0, logical_len), logical_len is {logical_len}")
@@ -200,11 +200,12 @@ def _check_whole_pages(positions: torch.Tensor, logical_len: int, owners: tuple[
         raise ValueError(f"page_owners holds {min(owners)}: owners are ranks, 0 or more")
     if positions.numel() == 0:
         return
-    rank = owners[int(positions[0]) // page_size]
-    starts = torch.tensor([page * page_size for page, owner in enumerate(owners) if owner == rank], dtype=torch.int64)
-    expected = (starts[:, None] + torch.arange(page_size, dtype=torch.int64)).reshape(-1)
-    expected = expected[expected < logical_len]
-    if not torch.equal(positions, expected):
+    values = positions.numpy()
+    rank = owners[int(values[0]) // page_size]
+    starts = np.array([page * page_size for page, owner in enumerate(owners) if owner == rank], dtype=np.int64)
+    expected = (starts[:, None] + np.arange(page_size)).reshape(-1)
+    expected = expected[: np.searchsorted(expected, logical_len)]
+    if not np.array_equal(values, expected):
         raise ValueError(
             f"owned_positions is {positions.tolist()}: page_owners {list(owners)} with page_size {page_size} gives rank {rank} "
             f"{expected.tolist()}, whole pages of one rank"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NewType
 
+import numpy as np
 import torch
 
 from cphicache.spaces.layout import CpSharedKVLayout
@@ -28,5 +29,5 @@ def owned_locs(layout: CpSharedKVLayout, pages: Iterable[LogicalPage]) -> tuple[
 
 
 def _tokens_of(pages: Sequence[int], page_size: int) -> torch.Tensor:
-    starts = torch.tensor(pages, dtype=torch.int64) * page_size
-    return (starts[:, None] + torch.arange(page_size, dtype=torch.int64)).reshape(-1)
+    starts = np.array(pages, dtype=np.int64) * page_size
+    return torch.from_numpy((starts[:, None] + np.arange(page_size)).reshape(-1))

@@ -231,15 +231,21 @@ class LayerCopier:
         self._io_backend = io_backend
         self._bytes_per_us = bytes_per_us
         self._faults = faults
+        self._layer_bytes = {
+            payload: tuple(pool.shape.bytes_in_layer(layer) for layer in range(pool.shape.layers))
+            for payload, pool in host_pools.items()
+        }
         self.copied_bytes = 0
         self.copies = 0
         self.failures = 0
         self.stale = 0
 
-    def queue(self, stream: Stream, batch: CopyBatch, layer: int) -> None:
-        """Submit the copy of ``layer`` of a batch; its virtual duration follows from bytes and bandwidth."""
-        size_bytes = batch.host_rows.numel() * self._host_pools[batch.payload].shape.bytes_in_layer(layer)
-        stream.submit(partial(self._run, batch, layer), cost_us=size_bytes / self._bytes_per_us)
+    def queue(self, stream: Stream, batch: CopyBatch, layers: Iterable[int]) -> None:
+        """Submit the copies of ``layers`` of a batch, one each; their virtual durations follow from bytes and bandwidth."""
+        layer_bytes, submit, run = self._layer_bytes[batch.payload], stream.submit, self._run
+        tokens, bytes_per_us = batch.host_rows.numel(), self._bytes_per_us
+        for layer in layers:
+            submit(partial(run, batch, layer), cost_us=tokens * layer_bytes[layer] / bytes_per_us)
 
     def _run(self, batch: CopyBatch, layer: int) -> None:
         live = [part for part in batch.parts if self._may_copy(part.job, batch.payload, layer)]
@@ -267,7 +273,7 @@ class LayerCopier:
             for part in batch.parts:
                 self._fail(part.job, error)
         else:
-            self.copied_bytes += batch.host_rows.numel() * host_pool.shape.bytes_in_layer(layer)
+            self.copied_bytes += batch.host_rows.numel() * self._layer_bytes[batch.payload][layer]
             self.copies += len(batch.parts)
 
     def _fail(self, job: CopyJob, error: Exception) -> None:

@@ -51,6 +51,12 @@ class TransferCounters(NamedTuple):
     stale_completions: int
 
 
+class _Submitted(NamedTuple):
+    ops: list[OpKey]
+    jobs: list[BackupJob]
+    batch: CopyBatch
+
+
 class RankTransfer:
     """Copies and host slots of one rank; see :class:`TransferPort` for the contract of its methods.
 
@@ -92,8 +98,8 @@ class RankTransfer:
         self._readers = PageUsers()
         self._writers = PageUsers()
         self._noop_completions = 0
-        self._last_batch: tuple[list[OpKey], CopyBatch] | None = None
-        """The operations of the last submission and their rows: the next layer's are the same unless one was cut or has ended."""
+        self._last_batch: _Submitted | None = None
+        """The last submission: the next layer's operations and rows are the same unless one was cut or has ended."""
 
     # -- backup: reserve, submit, end ---------------------------------------------------------------------------------------
     def reserve(self, op: OpKey, pages: Sequence[LogicalPage]) -> None:
@@ -122,21 +128,20 @@ class RankTransfer:
         """Queue the D2H copies of ``layers`` of ``payload`` for all ``ops``, after everything that the compute stream holds now."""
         ops = list(ops)
         self._check_layers(payload, layers, "submit_layers")
-        jobs = [self._backup(op, "submit_layers") for op in ops]
-        for job in jobs:
-            self._mark_submitted(job, payload, layers)
         last = self._last_batch
-        if last is not None and last[1].payload == payload and last[0] == ops:
-            batch = last[1]
+        known = last is not None and last.ops == ops
+        jobs = last.jobs if last is not None and known else [self._backup(op, "submit_layers") for op in ops]
+        self._mark_submitted(jobs, payload, layers)
+        if last is not None and known and last.batch.payload == payload:
+            batch = last.batch
         else:
             batch = CopyBatch.of(payload, [job for job in jobs if job.device_rows.numel()])
-            self._last_batch = ops, batch
+            self._last_batch = _Submitted(ops, jobs, batch)
         if not batch.parts or not layers:
             return
         write = self._streams.stream("write")
         write.wait(self._streams.stream("compute").record(), Wait.STORE_TO_COPY)
-        for layer in layers:
-            self._writer.queue(write, batch, layer)
+        self._writer.queue(write, batch, layers)
         event = write.record()
         for part in batch.parts:
             part.job.last_event = event
@@ -343,20 +348,27 @@ class RankTransfer:
         for payload in self._payloads:
             batch = CopyBatch.of(payload, owning)
             for layer in range(self._layers[payload]):
-                self._loader.queue(stream, batch, layer)
+                self._loader.queue(stream, batch, (layer,))
                 producer.events[payload, layer] = stream.record()
         last_event = stream.record()
         for job in owning:
             job.last_event = last_event
         return index
 
-    def _mark_submitted(self, job: BackupJob, payload: str, layers: Sequence[int]) -> None:
-        if layers and not job.owned_pages and not any(job.submitted.values()):
-            self._noop_completions += 1
+    def _mark_submitted(self, jobs: Sequence[BackupJob], payload: str, layers: Sequence[int]) -> None:
+        mask = 0
         for layer in layers:
-            if job.submitted[payload] >> layer & 1:
+            if mask >> layer & 1:
+                raise TransferInternalError(f"submit_layers: expected {payload} layer {layer} once, found it twice")
+            mask |= 1 << layer
+        for job in jobs:
+            submitted = job.submitted[payload]
+            if submitted & mask:
+                layer = (submitted & mask).bit_length() - 1
                 raise TransferInternalError(f"submit_layers {job.key}: expected {payload} layer {layer} once, found it twice")
-            job.submitted[payload] |= 1 << layer
+            if not job.owned_pages and mask and not any(job.submitted.values()):
+                self._noop_completions += 1
+            job.submitted[payload] = submitted | mask
 
     def _check_layers(self, payload: str, layers: Sequence[int], where: str) -> None:
         if payload not in self._layers:

@@ -17,7 +17,7 @@ import torch
 from cphicache.spaces.layout import CpSharedKVLayout
 from cphicache.transfer.backends import make_backend
 from cphicache.transfer.backends.kvcacheio import DirectBackend, KernelBackend
-from cphicache.transfer.backends.port import CopyBackend, CopyGroup, RowPair, RowPlan
+from cphicache.transfer.backends.port import CopyBackend, CopyGroup, RowPair, RowPlan, plan_rows
 from cphicache.transfer.backends.reference import ReferenceOperators
 from cphicache.transfer.backends.rows import RowsBackend
 from cphicache.transfer.backends.torch_backend import TorchBackend
@@ -125,7 +125,8 @@ class RowsReversed(Wrapped):
     """Bytes of the first row to the place of the last."""
 
     def backup_layer(self, group: CopyGroup, layer: int, plan: RowPlan) -> None:
-        self.inner.backup_layer(group, layer, replace(plan, source_rows=plan.source_rows.flip(0), _by_page={}, _moved={}))
+        slots = 1 + int(max(plan.source_rows.max(), plan.destination_rows.max()))
+        self.inner.backup_layer(group, layer, plan_rows(plan.source_rows.flip(0), plan.destination_rows, slots, slots))
 
 
 class LoadGoesTheOtherWay(Wrapped):

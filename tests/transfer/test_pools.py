@@ -260,6 +260,22 @@ def test_torch_copies_rows_that_lie_apart_on_the_cpu_only() -> None:
         TorchBackend().check_pair(RowPair(source, destination))
 
 
+@pytest.mark.parametrize("stride", ["dense", "apart"])
+@pytest.mark.parametrize("direction", ["to pages", "from pages"])
+def test_torch_copies_parts_of_pages_and_runs_of_pages(direction: str, stride: str) -> None:
+    """R32, R33: between rows and pages, runs that begin or end inside a page, and runs of several pages, move their rows and no other."""
+    generator = torch.Generator().manual_seed(3)
+    flat = torch.randint(256, (23, 2 if stride == "apart" else 1, 5), dtype=torch.uint8, generator=generator)[:, 0]
+    paged = torch.randint(256, (6, 2, 4, 5), dtype=torch.uint8, generator=generator)[:, 1]
+    pair = RowPair(flat, paged) if direction == "to pages" else RowPair(paged, flat)
+    for at, to, length in ((8, 4, 12), (3, 6, 9), (4, 0, 4), (1, 2, 17), (0, 0, 20)):
+        plan = plan_rows(torch.arange(at, at + length), torch.arange(to, to + length), 23, 23)
+        wanted = pair.destination.clone().reshape(-1, 5)
+        wanted[to : to + length] = pair.source.clone().reshape(-1, 5)[at : at + length]
+        TorchBackend().copy_rows([pair], plan)
+        assert torch.equal(pair.destination.reshape(-1, 5), wanted), (at, to, length)
+
+
 def test_plans_of_one_batch_are_made_once_and_never_go_stale() -> None:
     """R33: a caller that writes to its index tensors between two copies gets what they say at each copy."""
     shape = shape_of("mla", 2)

@@ -48,6 +48,13 @@ class RowPlan:
             known = self._by_page[page_size] = _planned(source, _whole_pages("destination", self.destination_rows, page_size))
         return known
 
+    def by_whole_pages(self, page_size: int) -> RowPlan | None:
+        """As :meth:`by_page`; None unless both sides are whole pages."""
+        try:
+            return self.by_page(page_size)
+        except ValueError:
+            return None
+
     def on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """Source and destination rows on ``device``, moved once, in stream order (through pinned memory: nothing synchronises)."""
         if device.type == "cpu":

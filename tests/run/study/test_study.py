@@ -1,0 +1,182 @@
+"""Studies: the local half without bytes, a trace served over it, what overlap gains, hit rates, and their plots."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import orjson
+import pytest
+from click.testing import CliRunner
+
+from cphicache.run.failure import Failure
+from cphicache.run.plots import write_plots
+from cphicache.run.study.command import study_command
+from cphicache.run.study.hits import infinite_hits, row_of, study
+from cphicache.run.study.overlap import PRESETS, Setting, run
+from cphicache.run.study.results import read_rows, write_rows
+from cphicache.run.study.serve import ServeConfig, TraceServer
+from cphicache.run.study.transfer import Clock, Link, MetadataTransfer
+from cphicache.run.synthetic import synthetic_trace
+from cphicache.run.trace import TraceRequest
+from cphicache.spaces.types import LogicalPage
+from cphicache.transfer.port import LoadItem, OpKey
+
+SMALL = ServeConfig(device_tokens=16_384, host_tokens=24_576, layers=3, chunk_tokens=1024, max_batch=16)
+
+
+def _transfer() -> MetadataTransfer:
+    return MetadataTransfer(Clock(), {"target": 2}, 100.0, Link(10.0), Link(20.0), cp_size=2)
+
+
+def test_copies_take_the_time_of_their_bytes_one_after_the_other() -> None:
+    """R34: of 4 pages of 100 bytes a layer, each of two ranks copies 200 bytes a layer: 20 us at 10 bytes/us, not before the store, not
+    before the copy ahead; the link's busy time and bytes add up."""
+    transfer = _transfer()
+    first, second = OpKey(1, 1), OpKey(2, 1)
+    transfer.reserve(first, [LogicalPage(n) for n in range(4)])
+    transfer.reserve(second, [LogicalPage(9)])
+    transfer.clock.compute = 50.0
+    transfer.submit_layers([first], "target", [0])
+    transfer.submit_layers([second], "target", [0, 1])
+    assert transfer.next_end_us() == 70.0
+    transfer.clock.now = 70.0
+    assert [transfer.status(op).drained for op in (first, second)] == [True, False]
+    assert transfer.next_end_us() == 80.0
+    assert (transfer.d2h.busy_us, transfer.d2h.moved_bytes, transfer.d2h.free_us) == (30.0, 300.0, 80.0)
+    transfer.wait_backup(second)
+    assert transfer.clock.now == 80.0
+
+
+def test_loads_come_layer_by_layer_and_the_forward_waits_for_its_layer() -> None:
+    """R34: 2 pages are 5 us a layer at 20 bytes/us; the forward's clock moves to the end of the layer that it reads."""
+    transfer = _transfer()
+    assert transfer.start_loads() == -1
+    transfer.queue_load(7, [LoadItem(1, [LogicalPage(1), LogicalPage(2)])])
+    assert not transfer.load_status(7).drained
+    producer = transfer.start_loads()
+    transfer.wait_layer(producer, "target", 0)
+    assert transfer.clock.compute == 5.0
+    transfer.wait_layer(producer, "target", 1)
+    assert transfer.clock.compute == 10.0
+    transfer.wait_load(7)
+    assert transfer.clock.now == 10.0
+    assert transfer.load_status(7).drained
+
+
+def test_host_pages_are_counted_through_shrink_split_and_release() -> None:
+    """R20: a page counts from its reservation until it is freed; what a shrink keeps counts to the end of the operation."""
+    transfer = _transfer()
+    committed, released = OpKey(1, 1), OpKey(2, 1)
+    transfer.reserve(committed, [LogicalPage(n) for n in range(5)])
+    transfer.reserve(released, [LogicalPage(n) for n in range(5, 8)])
+    transfer.shrink(committed, 1, free_now=True)
+    transfer.shrink(committed, 1, free_now=False)
+    assert transfer.used_pages == 7
+    transfer.commit(committed)
+    transfer.release(released)
+    assert transfer.used_pages == 3
+    transfer.split_node(1, 3, 1)
+    transfer.free_node(3)
+    assert transfer.used_pages == 2
+    transfer.free_node(1)
+    assert transfer.used_pages == 0
+
+
+@pytest.mark.parametrize("cp_size", [1, 4])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_trace_is_served_to_its_end_and_its_tokens_add_up(cp_size: int, overlap: bool) -> None:
+    """R1: every request ends, each prompt token comes from the device, the host or the model, both tiers evict, and the local half counts
+    the host slots that the ledger does (checked by the server itself)."""
+    done: list[int] = []
+    requests = synthetic_trace(60, 3)
+    server = TraceServer(replace(SMALL, cp_size=cp_size, overlap=overlap), requests, lambda: done.append(1))
+    served, counters = server.run(), server.cache.counters
+    assert served.finished == len(done) == 60
+    assert served.prompts == sum(request.input_length for request in requests)
+    assert served.tokens_device + served.tokens_host + served.tokens_computed >= served.prompts
+    assert served.tokens_device > 0
+    assert 0 < served.tokens_host <= counters.load_back_tokens  # a retracted request loads again
+    assert counters.device_evictions > 0
+    assert counters.host_evictions > 0
+    assert counters.committed + sum(counters.rolled_back.values()) == counters.reserved
+
+
+def test_lack_of_pages_retracts_and_too_long_requests_are_refused() -> None:
+    """R1: with a pool of little more than two requests the youngest is retracted and served again; what can never fit is refused."""
+    requests = [TraceRequest(n, 0, 512, 600, (n,)) for n in range(3)] + [TraceRequest(3, 0, 5120, 1, tuple(range(100, 110)))]
+    server = TraceServer(replace(SMALL, device_tokens=2048), requests)
+    served = server.run()
+    assert served.finished == 3
+    assert served.refused == 1
+    assert served.retracted > 0
+
+
+def test_no_cache_passes_the_bound() -> None:
+    """R1: by hand: the second prompt has the first one's 512 tokens and 100 of its next block's 200, in whole pages of 64; a prompt's last
+    token is never a hit. A cache with room for everything comes near, and none is above."""
+    requests = [
+        TraceRequest(0, 0, 712, 1, (1, 2)),
+        TraceRequest(1, 10**6, 612, 1, (1, 2)),
+        TraceRequest(2, 2 * 10**6, 512, 1, (1,)),
+    ]
+    assert infinite_hits(requests, 64) == (1836, 576 + 448)
+    ample = row_of(replace(SMALL, device_tokens=1 << 20, host_tokens=1 << 20), requests)
+    assert ample["device hits"] == 576 + 448
+    synthetic = synthetic_trace(40, 1)
+    tokens, bound = infinite_hits(synthetic, 64)
+    row = row_of(SMALL, synthetic)
+    assert row["prompt tokens"] == tokens
+    assert row["device hits"] + row["host hits"] <= bound
+
+
+def test_finished_sizes_are_kept(tmp_path: Path) -> None:
+    """R1: a size that is known is not served again, and each new one is told of when it is finished."""
+    requests, seen = synthetic_trace(5, 1), []
+    known = [{"device tokens": 4096, "host tokens": 4096}]
+    study(SMALL, requests, [(4096, 4096), (16_384, 4096)], known, on_row=lambda: seen.append(len(known)))
+    assert seen == [2]
+    write_rows(tmp_path / "deep" / "rows.json", {"study": "hits", "about": {}, "rows": known})
+    assert read_rows(tmp_path / "deep" / "rows.json", "hits")["rows"] == known
+    with pytest.raises(Failure, match="no results of study overlap"):
+        read_rows(tmp_path / "deep" / "rows.json", "overlap")
+
+
+def test_overlap_hides_all_but_the_last_layer() -> None:
+    """R11: with copies shorter than compute, layer by layer ends one layer's copy after the last store, and all layers at once as many as
+    there are; in a pool of one chunk the forward waits for that time, and copies take as much of the link either way."""
+    setting = Setting(
+        layers=8, compute_us=100.0, gb_per_s=1.0, cp_size=1, tokens=64, token_layer_bytes=1000, pool_chunks=1.0, chunks=5
+    )
+    assert setting.copy_us == 64.0
+    layered, whole = (run(setting, overlap=overlap) for overlap in (True, False))
+    assert layered.copied_us == pytest.approx(64.0)
+    assert whole.copied_us == pytest.approx(8 * 64.0)
+    assert layered.stall < whole.stall
+    assert layered.held_chunks < whole.held_chunks
+    with pytest.raises(ValueError, match="at least one chunk"):
+        run(replace(setting, pool_chunks=0.5), overlap=True)
+    assert PRESETS["gb300"].copy_us < PRESETS["h100"].copy_us
+
+
+def test_the_command_line_writes_what_plots_draw(tmp_path: Path) -> None:
+    """R1: both studies and the rows of a benchmark become SVG files with axes, units and a legend; nothing to draw is an error."""
+    runner, results = CliRunner(), tmp_path / "out"
+    with pytest.raises(ValueError, match="run cphicache bench or cphicache study first"):
+        write_plots(tmp_path, tmp_path / "plots")
+    overlap = ["overlap", "--chunks", "3", "--layers", "4", "--out", str(results / "study-overlap.json")]
+    hits = ["hits", "--requests", "20", "--device-tokens", "16384", "--host-tokens", "16384", "--host-tokens", "32768"]
+    for arguments in (overlap, [*hits, "--out", str(results / "study-hits.json")]):
+        found = runner.invoke(study_command, arguments)
+        assert found.exit_code == 0, found.output
+    assert "layer by layer" in runner.invoke(study_command, overlap).output
+    row = {
+        "name": "tick-growth",
+        "what": "a tick, x",
+        "median": 0.01,
+        "details": {"over": "nodes", "sizes": [1, 10], "us": [1.0, 1.1]},
+    }
+    (results / "bench.json").write_bytes(orjson.dumps({"rows": [row]}))
+    written = write_plots(results, tmp_path / "plots")
+    assert [path.name for path in written] == ["cost-over-tree.svg", "overlap.svg", "hits.svg"]
+    assert all(path.read_text(encoding="utf-8").rstrip().endswith("</svg>") for path in written)
