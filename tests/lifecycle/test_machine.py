@@ -12,7 +12,7 @@ import pytest
 from transitions import Machine
 
 import cphicache.lifecycle
-from cphicache.lifecycle import ROWS, BackupRecord, Input, LifecycleError, Row, State, Trigger, table_hash
+from cphicache.lifecycle import NO_INPUT, ROWS, BackupRecord, Input, LifecycleError, Row, State, Trigger, table_hash
 from tests.lifecycle.recorder import World
 from tests.lifecycle.scenarios.book import B, C, L, N, R
 
@@ -201,3 +201,23 @@ def test_only_the_machine_writes_a_state() -> None:
             if any(isinstance(target, ast.Attribute) and target.attr == "state" for target in targets):
                 writers.add(path.stem)
     assert writers == {"machine", "record"}
+
+
+def test_a_hole_in_an_unchecked_table_is_our_bug(stock: bool) -> None:
+    """R7: where no row's guards hold, and for a trigger without any row, the step is an internal error and changes nothing."""
+    hole = next(row for row in ROWS if (row.source, row.trigger) == (N, Trigger.RESERVE) and "!fit" in row.when)
+    world = World([row for row in ROWS if row is not hole and row.trigger is not Trigger.QUARANTINED], stock=stock)
+    world.fit_is = False
+    record = world.record()
+    for trigger in (Trigger.RESERVE, Trigger.QUARANTINED):
+        with pytest.raises(LifecycleError, match=f"^{trigger} in {N}: no edge's guards hold; "):
+            world.fire(record, trigger)
+        assert record.state is N
+        assert world.calls == []
+
+
+def test_an_input_that_says_nothing() -> None:
+    """R6: what a step is not told is neutral: the first payload, no layers, no pages, nobody."""
+    given = Input()
+    assert (given.payload, given.layers, given.layers_mask, given.pages) == (0, (), 0, 0)
+    assert NO_INPUT == given
