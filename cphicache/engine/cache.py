@@ -17,17 +17,20 @@ from cphicache.alloc import AllocatorPort
 from cphicache.engine.agreement import Agreement
 from cphicache.engine.backups import Backups
 from cphicache.engine.canonical import PageName, canonical_state
-from cphicache.engine.config import CacheConfig, WritePolicy
+from cphicache.engine.config import CacheConfig
 from cphicache.engine.counters import Counters
 from cphicache.engine.digest import StateDigest, digest_state
 from cphicache.engine.eviction import DeviceEviction, EvictResult
+from cphicache.engine.forwards import Forwards
+from cphicache.engine.holds import Holds
 from cphicache.engine.host_eviction import HostEviction
 from cphicache.engine.image import Image, dump_state, load_state
-from cphicache.engine.inserts import Declined, Inserted, Inserts
+from cphicache.engine.inserts import Inserts
 from cphicache.engine.loadback import LoadBacks
-from cphicache.engine.matching import backed_prefix, blocks_split, cut_before_last, match, match_of
+from cphicache.engine.matching import blocks_split, cut_before_last, match, match_of
 from cphicache.engine.oplog import KeyedNames, KeyNames, OpLog
-from cphicache.engine.records import Backup, Batch, LoadAnswer, LoadState, Match, Parked, Refusal, Request, TickReport
+from cphicache.engine.records import Backup, Batch, LoadAnswer, Match, Request, TickReport
+from cphicache.engine.requests import Requests
 from cphicache.engine.state import CacheState, KVEvent
 from cphicache.engine.waiting import Waiting
 from cphicache.events import EventLog, Level
@@ -73,12 +76,24 @@ class CpHiRadixCache:
         if log is not None and log.level >= Level.OPS:
             self._ops = OpLog(log, self.state, KeyedNames(hash_secret) if names is None else names)
         self._host_eviction = HostEviction(self.state)
-        self._backups = Backups(self.state, transfer, log, self._host_eviction)
+        holds = Holds(self.state, self._host_eviction)
+        self._backups = Backups(self.state, transfer, log, self._host_eviction, holds)
         self._device_eviction = DeviceEviction(self.state, self._backups, self._drain_round, log)
         self._loads = LoadBacks(self.state, self._backups, self._device_eviction, transfer, log)
         self._agreement = Agreement(self.state, self._backups, self._loads, transfer, reducer, log, self._ops)
-        self._inserts = Inserts(self.state, self._backups, self._host_eviction.refresh)
-        self._waiting = Waiting(self.state, self._backups, log)
+        inserts = Inserts(self.state, self._backups, holds, self._host_eviction.refresh)
+        self._waiting = Waiting(self.state, self._backups, holds, log)
+        self._forwards = Forwards(self.state, self._backups, transfer, log)
+        self._requests = Requests(
+            self.state,
+            backups=self._backups,
+            loads=self._loads,
+            inserts=inserts,
+            waiting=self._waiting,
+            host_eviction=self._host_eviction,
+            log=log,
+            ops=self._ops,
+        )
         if log is not None:
             log.name_payloads(config.payload_names)
             log.note(
@@ -130,7 +145,7 @@ class CpHiRadixCache:
         self._loads.undo_drained()
         self._agreement.issue()
         self._waiting.unpin()
-        inserted, dropped = self._insert_parked()
+        inserted, dropped = self._requests.insert_parked()
         self._waiting.retry()
         poisoned = [request.rid for request in state.requests.values() if request.poisoned]
         return TickReport(state.tick, poisoned, inserted, dropped)
@@ -208,17 +223,7 @@ class CpHiRadixCache:
             raise CacheMisuse(f"request {rid!r} is running already: end it before it is admitted again")
         if self._ops is not None:
             self._ops.call("admit", request=rid, node=node.id, pages=protected_pages)
-        self._waiting.stop(rid)
-        self.state.tree.lock(node)
-        request = Request(rid, node, protected_pages, 0)
-        self.state.requests[rid] = request
-        self._read_loads(request)
-        at: Node[Backup] | None = node
-        path = []
-        while at is not None and not at.is_root:
-            path.append(at)
-            at = at.parent
-        self._touch(path)
+        self._requests.admit(rid, node, protected_pages)
 
     def alloc(self, pages: int, after: LogicalPage | None) -> list[LogicalPage] | None:
         """Fresh device pages that continue a chain after page ``after``, evicting if needed. ``None``: not enough, nothing taken."""
@@ -255,14 +260,14 @@ class CpHiRadixCache:
         """The batch of that id, begun by the first call."""
         if self._ops is not None:
             self._ops.call("batch", batch=batch_id)
-        return self._batch(batch_id)
+        return self._forwards.batch(batch_id)
 
     def stores(self, rid: str, batch_id: int, start_token: int) -> None:
         """The batch's forward stores (and reads) KV of a running request, from token ``start_token`` on."""
-        self._running(rid)
+        request = self._running(rid)
         if self._ops is not None:
             self._ops.call("stores", request=rid, batch=batch_id, start=start_token)
-        self._batch(batch_id).stores[rid] = start_token // self.config.page_size
+        self._forwards.stores(request, batch_id, start_token // self.config.page_size)
 
     def reserve(self, rid: str, batch_id: int, key: RadixKey, row: Sequence[LogicalPage]) -> bool:
         """Reserve the request's new extent: ``key`` is its whole-page prefix at the end of this chunk, ``row`` its pages.
@@ -272,35 +277,7 @@ class CpHiRadixCache:
         request = self._running(rid)
         if self._ops is not None:
             self._ops.call("reserve", request=rid, batch=batch_id, **self._ops.key(key), row=list(row))
-        batch = self._batch(batch_id)
-        batch.stores.setdefault(rid, max(request.protected_pages, request.ops[-1].end_page if request.ops else 0))
-        if request.whole_pages is not None:
-            self._refused_before_forward(rid, None, Refusal.PAYLOAD_NOT_STORED)
-            return False
-        if self.config.policy is not WritePolicy.WRITE_THROUGH or request.poisoned:
-            return True
-        start, parent, blocker = backed_prefix(self.state.tree.walk(key))
-        previous = request.ops[-1] if request.ops else None
-        if previous is not None and previous.end_page >= start:
-            start, parent = previous.end_page, previous
-            blocker = None if previous.state in (State.RESERVED, State.LAYERS_IN_FLIGHT) else previous
-        if start >= key.pages:
-            return True
-        if blocker is not None:
-            rolling_back = blocker.state is State.ROLLED_BACK
-            self._refused_before_forward(rid, blocker, Refusal.PARENT_ROLLING_BACK if rolling_back else Refusal.PARENT_NOT_BACKED)
-            return False
-        op = self._backups.reserve_extent(batch, rid, start, row[start : key.pages], parent)
-        if op is not None:
-            request.ops.append(op)
-        return op is not None
-
-    def _refused_before_forward(self, rid: str, blocker: Backup | None, reason: Refusal) -> None:
-        self.state.counters.refused[reason] += 1
-        if self._log is not None:
-            self._log.note(
-                self.state.tick, "refused", node=None if blocker is None else blocker.node_id, request=rid, reason=reason.value
-            )
+        return self._forwards.reserve(request, batch_id, key, row)
 
     # -- the forward ------------------------------------------------------------------------------------------------------------
     def start_loads(self) -> int:
@@ -315,19 +292,7 @@ class CpHiRadixCache:
 
     def wait_layer(self, batch_id: int, payload: str, layer: int) -> None:
         """Make the forward wait for the load-backs that the batch's requests read."""
-        batch = self.state.batches.get(batch_id)
-        if batch is None or not self.state.loads:
-            return
-        producers: set[int | None] = set()
-        for rid in batch.stores:
-            request = self.state.requests.get(rid)
-            if request is None:
-                # It ended inside this forward, which reads its prefix to the end all the same: any load-back may be one of its own.
-                producers.update(load.producer for load in self.state.loads.values())
-            elif request.loads:
-                producers.update(self.state.loads[load].producer for load in request.loads)
-        for producer in sorted(p for p in producers if p is not None):
-            self._transfer.wait_layer(producer, payload, layer)
+        self._forwards.wait_layer(batch_id, payload, layer)
 
     def layer_stored(self, batch_id: int, payload: int, layer: int) -> None:
         """The forward of a batch has issued one layer's KV store: submit its copies."""
@@ -336,11 +301,7 @@ class CpHiRadixCache:
             return
         if self._ops is not None:
             self._ops.call("layer_stored", batch=batch_id, payload=payload, layer=layer)
-        stored = batch.stored_layers
-        stored[payload] = stored.get(payload, 0) | 1 << layer
-        if not batch.ops or not self.config.overlap:
-            return
-        self._backups.layers_stored(batch.ops, payload, (layer,))
+        self._forwards.layer_stored(batch, payload, layer)
 
     def end_payload(self, batch_id: int, payload: int) -> None:
         """The forward that stores a payload has ended: submit the layers that were not reported (R11)."""
@@ -349,39 +310,19 @@ class CpHiRadixCache:
             return
         if self._ops is not None:
             self._ops.call("end_payload", batch=batch_id, payload=payload)
-        batch.stored_layers[payload] = (1 << self.config.payloads[payload][1]) - 1
-        by_missing: dict[tuple[int, ...], list[Backup]] = {}
-        for op in batch.ops:
-            missing = self._backups.missing_layers(op, payload)
-            if missing and op.state in (State.RESERVED, State.LAYERS_IN_FLIGHT):
-                by_missing.setdefault(missing, []).append(op)
-        for missing, ops in by_missing.items():
-            self._backups.layers_stored(ops, payload, missing)
+        self._forwards.end_payload(batch, payload)
 
     def end_forward(self, batch_id: int) -> None:
         """All forwards of a batch have ended: number its backups in reservation order; those without draft KV roll back.
 
         Where a payload's forward did not come (no :meth:`end_payload`), what the batch stored is kept out of the tree (R5, R11).
         """
-        batch = self.state.batches.pop(batch_id, None)
+        batch = self.state.batches.get(batch_id)
         if batch is None:
             return
         if self._ops is not None:
             self._ops.call("end_forward", batch=batch_id)
-        self._backups.forward_ended(batch.ops)
-        if any(batch.stored_layers.get(index) != (1 << layers) - 1 for index, (_, layers) in enumerate(self.config.payloads)):
-            for rid, start in batch.stores.items():
-                self._keep_out(rid, start)
-
-    def _keep_out(self, rid: str, start_page: int) -> None:
-        """The request's KV from this page on lacks a payload: it is never inserted, and what was reserved for it is given up."""
-        request = self.state.requests.get(rid)
-        if request is None:
-            return
-        request.whole_pages = start_page if request.whole_pages is None else min(start_page, request.whole_pages)
-        for op in request.ops:
-            if op.end_page > start_page:
-                self._backups.fire(op, Trigger.ABORT, Input(reason=Refusal.PAYLOAD_NOT_STORED))
+        self._forwards.end(batch)
 
     # -- results ----------------------------------------------------------------------------------------------------------------
     def insert_unfinished(self, rid: str, key: RadixKey, row: Sequence[LogicalPage], *, chunked: bool) -> list[LogicalPage] | None:
@@ -392,26 +333,14 @@ class CpHiRadixCache:
         request = self._running(rid)
         if self._ops is not None:
             self._ops.call("insert_unfinished", request=rid, **self._ops.key(key), row=list(row), chunked=chunked)
-        result = self._insert(request, self._whole(request, key), row, chunked=chunked)
-        if isinstance(result, Declined):
-            self._decline(request, result)
-            return None
-        return result.row
+        return self._requests.insert_unfinished(request, key, row, chunked=chunked)
 
     def finish(self, rid: str, key: RadixKey, row: Sequence[LogicalPage]) -> bool:
         """The request has ended: insert its KV, free what is left of its row. False: the insert is parked until it can be made."""
         request = self._running(rid)
         if self._ops is not None:
             self._ops.call("finish", request=rid, **self._ops.key(key), row=list(row))
-        key = self._whole(request, key)
-        self.state.alloc.free(list(row[key.pages :]))
-        result = self._insert(request, key, row, chunked=False)
-        if isinstance(result, Declined):
-            self._decline(request, result)
-            self._park(request, key, row, result)
-            return False
-        self._leave(request)
-        return True
+        return self._requests.finish(request, key, row)
 
     def end_request(self, rid: str, row: Sequence[LogicalPage], reason: str) -> None:
         """Abort or retract: its reservations roll back, its own pages are freed, nothing is inserted. A parked insert is dropped.
@@ -420,21 +349,7 @@ class CpHiRadixCache:
         """
         if self._ops is not None:
             self._ops.call("end_request", request=rid, row=list(row), reason=reason)
-        self._end_request(rid, row, reason)
-
-    def _end_request(self, rid: str, row: Sequence[LogicalPage], reason: str) -> None:
-        self._waiting.stop(rid)
-        parked = self.state.parked.pop(rid, None)
-        request = self.state.requests.get(rid)
-        if request is None:
-            return
-        for op in request.ops:
-            self._backups.fire(op, Trigger.ABORT, Input(reason=reason))
-        request.ops.clear()
-        own = parked.row if parked is not None else row
-        self.state.alloc.free(list(own[request.protected_pages :]))
-        self._leave(request)
-        self._loads.undo_drained()
+        self._requests.end(rid, row, reason)
 
     def free(self, pages: Sequence[LogicalPage]) -> None:
         """Give back pages that a request allocated and did not put into its row."""
@@ -470,7 +385,7 @@ class CpHiRadixCache:
         if self._ops is not None:
             self._ops.call("flush")
         for rid in list(state.parked):
-            self._drop_parked(rid, "flush")
+            self._requests.drop_parked(rid, "flush")
         self._waiting.unpin(everything=True)
         self._reset_backups()
         for node in reversed(list(state.tree.nodes())):
@@ -486,7 +401,7 @@ class CpHiRadixCache:
         if self._ops is not None:
             self._ops.call("shutdown")
         for rid in list(self.state.parked):
-            self._drop_parked(rid, "shutdown")
+            self._requests.drop_parked(rid, "shutdown")
         self._reset_backups()
 
     def quarantine(self, reason: str) -> None:
@@ -534,102 +449,8 @@ class CpHiRadixCache:
     def _drain_round(self) -> None:
         self._agreement.drain_round()
 
-    def _batch(self, batch_id: int) -> Batch:
-        return self.state.batches.setdefault(batch_id, Batch(batch_id))
-
     def _running(self, rid: str) -> Request:
         request = self.state.requests.get(rid)
         if request is None:
             raise CacheMisuse(f"request {rid!r} is not running: admit it first")
         return request
-
-    def _read_loads(self, request: Request) -> None:
-        request.loads = self._loads.readers_of(request.lock)
-        for load_id in request.loads:
-            load = self.state.loads[load_id]
-            load.readers.add(request.rid)
-            if load.state is not LoadState.QUEUED:  # it failed since the match was made
-                request.poisoned = True
-
-    def _touch(self, nodes: list[Node[Backup]]) -> None:
-        self.state.tree.touch(nodes, self.state.now())
-        for node in nodes:
-            self._host_eviction.refresh(node)
-
-    @staticmethod
-    def _whole(request: Request, key: RadixKey) -> RadixKey:
-        """The part of the key whose KV has all payloads."""
-        if request.whole_pages is None or key.pages <= request.whole_pages:
-            return key
-        return key.slice(0, max(request.whole_pages, request.protected_pages))
-
-    def _insert(self, request: Request, key: RadixKey, row: Sequence[LogicalPage], *, chunked: bool) -> Inserted | Declined:
-        if self._ops is not None:
-            self._ops.note("insert", request=request.rid, keys=self._ops.pages(key), pages=list(row[: key.pages]), chunked=chunked)
-        result = self._inserts.insert(request, key, row, chunked=chunked)
-        if isinstance(result, Inserted):
-            self.state.tree.lock(result.node)
-            self.state.tree.unlock(request.lock)
-            request.lock = result.node
-            request.protected_pages = key.pages
-        return result
-
-    def _decline(self, request: Request, why: Declined) -> None:
-        self.state.counters.declined_inserts += 1
-        if self._log is not None:
-            self._log.note(
-                self.state.tick,
-                "insert_declined",
-                request=request.rid,
-                node=None if why.node is None else why.node.id,
-                load=why.load,
-                reason="poisoned" if request.poisoned else "pending_node" if why.node is not None else "load_in_flight",
-            )
-
-    def _park(self, request: Request, key: RadixKey, row: Sequence[LogicalPage], why: Declined) -> None:
-        state = self.state
-        deadline = state.tick + self.config.max_deferral_ticks
-        state.parked[request.rid] = Parked(request.rid, key, list(row[: key.pages]), deadline)
-        state.counters.parked_inserts += 1
-        if why.node is not None:
-            self._waiting.wait_for(request.rid, why.node, deadline, "insert")
-
-    def _insert_parked(self) -> tuple[list[str], list[str]]:
-        """Try parked inserts whose wait is over, oldest first; give up those that waited too long."""
-        inserted, dropped = [], []
-        for rid, parked in list(self.state.parked.items()):
-            request = self.state.requests[rid]
-            if request.poisoned:
-                self._drop_parked(rid, "load_failed")
-                dropped.append(rid)
-                continue
-            waiter = self.state.waiters.get(rid)
-            expired = self.state.tick >= parked.deadline_tick
-            if not expired and ((waiter is not None and not waiter.woken) or request.loads):
-                continue
-            self._waiting.stop(rid)
-            result = self._insert(request, parked.key, parked.row, chunked=False)
-            if isinstance(result, Inserted):
-                del self.state.parked[rid]
-                self._leave(request)
-                inserted.append(rid)
-            elif expired:
-                self._drop_parked(rid, "waited_too_long")
-                dropped.append(rid)
-            elif result.node is not None:
-                self._waiting.wait_for(rid, result.node, parked.deadline_tick, "insert")
-        return inserted, dropped
-
-    def _drop_parked(self, rid: str, reason: str) -> None:
-        self._waiting.give_up_parked(rid, reason)
-        self._end_request(rid, (), reason)
-
-    def _leave(self, request: Request) -> None:
-        """The request is gone: its lock and what it waits for go with it."""
-        if request.ops:
-            raise AssertionError(f"{request.rid} ends: expected no reservation left, found {request.ops[0].describe()}")
-        self._waiting.stop(request.rid)
-        self.state.tree.unlock(request.lock)
-        for load_id in request.loads:
-            self.state.loads[load_id].readers.discard(request.rid)
-        del self.state.requests[request.rid]

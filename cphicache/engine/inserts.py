@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from cphicache.engine.backups import Backups
 from cphicache.engine.config import WritePolicy
+from cphicache.engine.holds import Holds
 from cphicache.engine.matching import blocks_split, loading_on
-from cphicache.engine.records import Backup, Request
+from cphicache.engine.records import ALIVE, Backup, Request
 from cphicache.engine.state import CacheState
 from cphicache.lifecycle import Input, State, Trigger
 from cphicache.spaces.types import LogicalPage
@@ -49,9 +50,10 @@ class _Chain:
 class Inserts:
     """Inserts keys and counts hits."""
 
-    def __init__(self, state: CacheState, backups: Backups, refresh: Callable[[Node[Backup]], None]) -> None:
+    def __init__(self, state: CacheState, backups: Backups, holds: Holds, refresh: Callable[[Node[Backup]], None]) -> None:
         self._state = state
         self._backups = backups
+        self._holds = holds
         self._refresh = refresh
 
     def insert(self, request: Request, key: RadixKey, row: Sequence[LogicalPage], *, chunked: bool) -> Inserted | Declined:
@@ -87,7 +89,7 @@ class Inserts:
         for node in path:
             end = min(at + node.length_pages, matched)
             if node.pages is None:
-                self._backups.adopt(node, row[at:end])
+                self._holds.adopt(node, row[at:end])
                 state.counters.adopted_tokens += node.length_tokens
             else:
                 duplicates.extend(row[max(at, request.protected_pages) : end])
@@ -99,19 +101,19 @@ class Inserts:
     def _settle_duplicates(self, request: Request, matched: int, parent: Node[Backup]) -> None:
         """Reservations for KV that somebody else inserted meanwhile are cut, or given up; what follows them hangs on the tree then."""
         for op in request.ops:
-            if op.state not in (State.RESERVED, State.LAYERS_IN_FLIGHT) or op.start_page >= matched:
+            if op.state not in ALIVE or op.start_page >= matched:
                 continue
             self._state.counters.duplicate_binds += 1
             if op.end_page <= matched:
                 for heir in list(op.heirs):
-                    self._backups.hang(heir, parent)
+                    self._holds.hang(heir, parent)
                 self._backups.fire(op, Trigger.BIND_DUPLICATE_WHOLE, Input(reason="duplicate"))
             else:
                 self._backups.fire(op, Trigger.BIND_DUPLICATE_PART, Input(reason="duplicate", pages=matched - op.start_page))
 
     def _add_nodes(self, request: Request, chain: _Chain, end: int) -> list[Node[Backup]]:
         """Add what is new: one node for each reservation, and one for each stretch without."""
-        alive = [op for op in request.ops if op.state in (State.RESERVED, State.LAYERS_IN_FLIGHT)]
+        alive = [op for op in request.ops if op.state in ALIVE]
         request.ops.clear()
         for op in alive:
             if op.state is State.ROLLED_BACK or op.state is State.DEVICE_VALID_HOST_NONE:
@@ -140,7 +142,7 @@ class Inserts:
         parent = node.parent
         if parent is None:
             raise AssertionError(f"bind of {op.describe()}: expected a node of the tree, found {node}")
-        self._backups.hang(op, parent)
+        self._holds.hang(op, parent)
         self._backups.fire(op, Trigger.BIND, Input(reason=op.request, target=node))
         if not parent.is_root and parent.backup.state in (State.DEVICE_VALID_HOST_NONE, State.ROLLED_BACK):
             self._backups.fire(op, Trigger.PARENT_LOST, Input(reason="bound_under_unbacked_parent"))

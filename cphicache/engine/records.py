@@ -7,10 +7,13 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from cphicache.ledger import Need
-from cphicache.lifecycle import BackupRecord
+from cphicache.lifecycle import BackupRecord, State
 from cphicache.spaces.types import LogicalPage
 from cphicache.transfer.port import OpKey
 from cphicache.tree import Node, RadixKey, Walk
+
+ALIVE = frozenset({State.RESERVED, State.LAYERS_IN_FLIGHT})
+"""States of a backup that holds slots and may still commit."""
 
 
 class Refusal(StrEnum):

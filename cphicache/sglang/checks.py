@@ -6,26 +6,37 @@ from importlib import metadata
 from typing import Any
 
 from cphicache.sglang import hooks
+from cphicache.sglang.contracts import CONTRACTS, Contract
 from cphicache.sglang.refusal import SglangRefused, say
 
-TESTED = ("0.5.20",)
+TESTED = tuple(contract.version for contract in CONTRACTS)
 POLICIES = ("lru", "lfu")
 """Eviction policies that both sides have. ``priority``: the requests' priorities do not reach the tree yet."""
 ALLOCATORS = ("PagedTokenToKVPoolAllocator", "TokenToKVPoolAllocator")
 HOST_POLICIES = ("write_through", "write_through_selective", "write_back")
 
 
-def check_start(context: Any, memory: Any, disaggregation: Any, serving: Any, spec: Any) -> None:
-    """Raise :class:`SglangRefused` for the first thing that is in the way. The arguments are SGLang's build context and configuration."""
+def check_version(contract: Contract) -> None:
+    """Raise :class:`SglangRefused` if the installed SGLang lacks a name of its contract, or a hook did not take. Warn if it is untested."""
     version = metadata.version("sglang")
+    tested = ", ".join(TESTED)
     if version not in TESTED:
-        say(f"SGLang {version} is not among the tested versions ({', '.join(TESTED)})")
+        say(f"SGLang {version} is not among the tested versions ({tested})")
+    lacking = contract.lacking()
+    if lacking:
+        raise SglangRefused(
+            f"SGLang {version} has no {', '.join(lacking)}, unlike {contract.version}, which is nearest: use a tested version ({tested})"
+        )
     gone = hooks.missing()
     if gone:
         raise SglangRefused(
-            f"SGLang {version}: no hook took on {', '.join(gone)}; use a tested version ({', '.join(TESTED)}), or look for a plug-in "
+            f"SGLang {version}: no hook took on {', '.join(gone)}; use a tested version ({tested}), or look for a plug-in "
             "that has replaced it"
         )
+
+
+def check_start(context: Any, memory: Any, disaggregation: Any, serving: Any, spec: Any) -> None:
+    """Raise :class:`SglangRefused` for the first thing that is in the way. The arguments are SGLang's build context and configuration."""
     params = context.params
     allocator = type(params.token_to_kv_pool_allocator).__name__
     refusals = (

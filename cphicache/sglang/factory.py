@@ -15,7 +15,8 @@ from cphicache.agree.local import SingleReducer
 from cphicache.engine import CacheConfig, CpHiRadixCache, WriteBackShort, WritePolicy
 from cphicache.events import EventLog, Level
 from cphicache.sglang.allocator import ServerAllocator
-from cphicache.sglang.checks import check_start
+from cphicache.sglang.checks import check_start, check_version
+from cphicache.sglang.contracts import installed_contract
 from cphicache.sglang.counter import LayerCounter
 from cphicache.sglang.pools import adopt_pool
 from cphicache.sglang.prefix_cache import CphicachePrefixCache
@@ -50,7 +51,8 @@ def build_cache(context: Any, problem: str | None = None, faults: CopyFaults | N
 
 
 def _build(context: Any, settings: Settings, faults: CopyFaults | None) -> CphicachePrefixCache:
-    memory = get_memory()
+    memory, contract = get_memory(), installed_contract()
+    check_version(contract)
     check_start(context, memory, get_disagg(), get_serving(), get_spec())
     params = context.params
     page_size, server = params.page_size, params.token_to_kv_pool_allocator
@@ -95,7 +97,7 @@ def _build(context: Any, settings: Settings, faults: CopyFaults | None) -> Cphic
         if log is not None:
             log.close()
 
-    cache = CphicachePrefixCache(params, engine, transfer, start_layer=kvcache.start_layer, close=close)
+    cache: CphicachePrefixCache = contract.cache_class()(params, engine, transfer, start_layer=kvcache.start_layer, close=close)
     counter = LayerCounter(cache)
     kvcache.register_layer_transfer_counter(counter)
     context.tp_worker.register_hicache_layer_transfer_counter(counter)

@@ -1,27 +1,20 @@
-"""SGLang 0.5.20's ``BasePrefixCache`` over :class:`~cphicache.engine.CpHiRadixCache`.
+"""SGLang's ``BasePrefixCache`` over :class:`~cphicache.engine.CpHiRadixCache`: all of it that is the same in every version.
 
-The engine decides and accounts in logical pages; SGLang speaks of token locations (``page * page_size + offset``) and of request rows.
-The engine's nodes are passed to SGLang as opaque handles.
-
-The names of the engine's requests are made here: SGLang's request id may come again while an insert of the first request is parked.
+The engine's nodes are passed to SGLang as opaque handles. What SGLang calls a request's match and its end, and what it expects as
+answers, changed between versions: that is in one module a contract (``contract_0520.py``).
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
-from sglang.srt.mem_cache.base_prefix_cache import (
-    BasePrefixCache,
-    DecLockRefResult,
-    EvictResult,
-    IncLockRefResult,
-    MatchResult,
-)
+from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache, DecLockRefResult, EvictResult, IncLockRefResult
 
-from cphicache.engine import CpHiRadixCache
+from cphicache.engine import CpHiRadixCache, LoadAnswer, Match
+from cphicache.sglang.requests import ServerRequests
 from cphicache.spaces.types import LogicalPage
 from cphicache.transfer.port import TransferPort
 from cphicache.tree import RadixKey
@@ -31,7 +24,11 @@ TARGET = 0
 
 
 class CphicachePrefixCache(BasePrefixCache):
-    """The tree cache of one scheduler process. ``start_layer``: number of the pool's first layer. ``close``: gives everything back."""
+    """The tree cache of one scheduler process. ``start_layer``: number of the pool's first layer. ``close``: gives everything back.
+
+    A contract's class adds what SGLang calls under names of its own, in terms of :meth:`match`, :meth:`load_back`, :meth:`insert` and
+    :meth:`end`, and the three abstract methods below.
+    """
 
     is_cphicache = True
     """How the hooks tell this cache from every other, without importing it."""
@@ -56,9 +53,7 @@ class CphicachePrefixCache(BasePrefixCache):
         self._start_layer = start_layer
         self._close = close
         self._closed = False
-        self._names: dict[Any, str] = {}  # by SGLang's handle of the attempt
-        self._running: dict[str, Any] = {}
-        self._serial = 0
+        self._requests = ServerRequests(engine.key, self.req_to_token_pool, self.page_size, self.device)
         self._next_batch = 1
         self._prepared: tuple[Any, int] | None = None
         self._forward: int | None = None
@@ -102,47 +97,50 @@ class CphicachePrefixCache(BasePrefixCache):
         for node in self.engine.state.tree.nodes():
             print(node)
 
+    # -- what a contract's class says of its requests -------------------------------------------------------------------------
+    @abstractmethod
+    def _matched_tokens(self, req: Any) -> int:
+        """How many tokens this round's match has found on the device."""
+
+    @abstractmethod
+    def _extent_end(self, req: Any) -> int:
+        """Where the extent that the request's batch stores ends, in tokens."""
+
+    @abstractmethod
+    def _drop_admission_lock(self, req: Any) -> None:
+        """Give up the scheduler's lock on the request's match: the engine holds one for every request that runs."""
+
     # -- matching and admission ---------------------------------------------------------------------------------------------
-    def match_prefix(self, params: Any) -> MatchResult:
-        """What of the key is on the device and what a load-back could bring. Changes nothing."""
-        key = self._key(params.key.raw_token_ids(), params.key.extra_key, params.key.cache_salt)
-        found = self.engine.match_prefix(key)
+    def _match(self, params: Any) -> Match:
+        """What of the key is on the device and what a load-back could bring. Changes nothing but what is remembered of the match."""
+        key = self._requests.key(params.key.raw_token_ids(), params.key.extra_key, params.key.cache_salt)
         if params.req is not None:
             self._last_match = (params.req, key)
-        return MatchResult(
-            device_indices=self._locs(found.device_pages),
-            last_device_node=found.device_node,
-            last_host_node=found.last_host_node,
-            best_match_node=found.host_nodes[-1] if found.host_nodes else found.device_node,
-            host_hit_length=found.host_hit_tokens,
-        )
+        return self.engine.match_prefix(key)
+
+    def _load_back(self, params: Any) -> LoadAnswer | None:
+        """Queue the load-back that the match of this request has promised: all of it, or ``None``, which means recompute (R25, R26)."""
+        req, last_match = params.req, self._last_match
+        if last_match is None or last_match[0] is not req:
+            return None
+        found = self.engine.match_prefix(last_match[1])
+        device_tokens = len(found.device_pages) * self.page_size
+        if found.host_hit_tokens != params.host_hit_length or device_tokens != self._matched_tokens(req):
+            return None
+        answer = self.engine.load_back(self._requests.name_of(req), found, len(req.full_untruncated_fill_ids) - device_tokens)
+        return None if answer.node is None else answer
 
     def must_wait(self, req: Any) -> bool:
         """Whether the request is passed over this round: its insert would divide a node whose backup is pending (R17)."""
         state = self.engine.state
         if not state.pending and not state.waiters:
             return False
-        name = self._name_of(req)
+        name = self._requests.name_of(req)
         if self.engine.is_waiting(name):
             return True
         # Not the request's fill ids: SGLang sets them between asking whether to preempt for it and asking whether to add it.
-        full = self._key_of(req, req.origin_input_ids + req.output_ids)
+        full = self._requests.key_of(req, req.origin_input_ids + req.output_ids)
         return self.engine.prepare(name, full, full) is None
-
-    def init_load_back(self, params: Any) -> tuple[torch.Tensor, Any]:
-        """Queue the load-back that the match of this request has promised: all of it, or nothing, which means recompute (R25, R26)."""
-        req, last_match = params.req, self._last_match
-        nothing = self._locs([]), req.last_node
-        if last_match is None or last_match[0] is not req:
-            return nothing
-        found = self.engine.match_prefix(last_match[1])
-        device_tokens = len(found.device_pages) * self.page_size
-        if found.host_hit_tokens != params.host_hit_length or device_tokens != len(req.prefix_indices):
-            return nothing
-        answer = self.engine.load_back(self._name_of(req), found, len(req.full_untruncated_fill_ids) - device_tokens)
-        if answer.node is None:
-            return nothing
-        return self._locs(answer.pages), answer.node
 
     def inc_lock_ref(self, node: Any) -> IncLockRefResult:
         """Lock a handle's whole node and what is above it."""
@@ -161,7 +159,7 @@ class CphicachePrefixCache(BasePrefixCache):
         """One tick. Requests that read a load-back which has failed are aborted."""
         report = self.engine.begin_tick()
         for name in report.poisoned:
-            req = self._running.get(name)
+            req = self._requests.running.get(name)
             if req is not None and not req.finished() and req.to_finish is None:
                 req.to_finish = FINISH_ABORT("cphicache: the load-back of this request's prefix has failed; send it again")
 
@@ -179,17 +177,17 @@ class CphicachePrefixCache(BasePrefixCache):
         self.engine.batch(batch_id)
         for req, prefix_len in zip(batch.reqs, batch.prefix_lens, strict=True):
             name = self._admit(req)
-            key = self._key_of(req, req.get_fill_ids())
+            key = self._requests.key_of(req, req.get_fill_ids())
             self.engine.stores(name, batch_id, prefix_len)
-            self.engine.reserve(name, batch_id, key, self._row_pages(req, req.extend_range.end))
+            self.engine.reserve(name, batch_id, key, self._requests.row_pages(req, self._extent_end(req)))
         self._prepared = (batch, batch_id)
 
     def _admit(self, req: Any) -> str:
-        name = self._name_of(req)
-        if name not in self._running:
+        name = self._requests.name_of(req)
+        if not self._requests.is_running(req):
             self.engine.admit(name, req.last_node, req.kv.cache_protected_len // self.page_size)
-            self.engine.state.tree.unlock(req.last_node)  # the scheduler's lock: the engine holds one for the request from here on
-            self._running[name] = req
+            self._drop_admission_lock(req)
+            self._requests.start(req)
         return name
 
     def begin_forward(self, batch: Any) -> None:
@@ -221,52 +219,52 @@ class CphicachePrefixCache(BasePrefixCache):
             self.engine.end_forward(batch_id)
 
     # -- results --------------------------------------------------------------------------------------------------------------
-    def cache_unfinished_req(self, req: Any, chunked: bool = False, **kwargs: Any) -> None:
-        """Insert what a running request has stored. A declined insert leaves tree, lock and protected length alone (R17)."""
-        name = self._running_name(req)
-        tokens = req.get_fill_ids()
-        key = self._key_of(req, tokens)
-        row = self._row(req, len(tokens))
-        pages = self.engine.insert_unfinished(name, key, self._pages(row), chunked=chunked)
+    def _insert(self, req: Any, tokens: int, *, chunked: bool) -> None:
+        """Insert the first ``tokens`` tokens of a running request. A declined insert leaves tree, lock and protected length alone (R17).
+
+        ``chunked``: more chunks of its prompt follow.
+        """
+        name = self._requests.running_name(req)
+        key = self._requests.key_of(req, req.full_untruncated_fill_ids[:tokens])
+        pages = self.engine.insert_unfinished(name, key, self._requests.row_pages(req, tokens), chunked=chunked)
         if pages is None:
-            req.prefix_indices = row.to(torch.int64, copy=True)
             return
-        end, start = len(pages) * self.page_size, req.kv.cache_protected_len
-        locs = self._locs(pages)
-        if end > start:
-            self.req_to_token_pool.write((req.kv.req_pool_idx, slice(start, end)), locs[start:].to(row.dtype))
-        req.prefix_indices = torch.cat([locs, row[end:].to(torch.int64)])
-        req.kv.cache_protected_len = end
+        self._requests.point_row(req, req.kv.cache_protected_len, pages)
+        req.kv.cache_protected_len = len(pages) * self.page_size
         req.last_node = self.engine.state.requests[name].lock
 
-    def cache_finished_req(self, req: Any, is_insert: bool = True, *, kv_len_to_handle: int | None = None, **kwargs: Any) -> None:
-        """The request has ended: insert its KV, or (aborted, retracted, poisoned) free what is its own."""
-        name = self._running_name(req)
-        tokens = (req.origin_input_ids + req.output_ids)[:kv_len_to_handle]
-        pages = self._row_pages(req, len(tokens))
-        if is_insert and not self.engine.state.requests[name].poisoned:
-            self.engine.finish(name, self._key_of(req, tokens), pages)
+    def _end(self, req: Any, tokens: int, *, insert: bool) -> None:
+        """The request has ended with so many tokens stored: insert its KV, or (aborted, retracted, poisoned) free what is its own."""
+        name = self._requests.running_name(req)
+        stored = (req.origin_input_ids + req.output_ids)[:tokens]
+        pages = self._requests.row_pages(req, len(stored))
+        if insert and not self.engine.state.requests[name].poisoned:
+            self.engine.finish(name, self._requests.key_of(req, stored), pages)
+            self._requests.forget(req)
         else:
-            self.engine.end_request(name, pages, "retract" if not req.finished() else "abort")
-        self._forget(req)
+            self._end_without_insert(req, pages)
+
+    def _end_without_insert(self, req: Any, pages: Sequence[LogicalPage]) -> None:
+        """The request has ended: roll its reservations back, free those of its ``pages`` that are its own."""
+        self.engine.end_request(self._requests.running_name(req), pages, "abort" if req.finished() else "retract")
+        self._requests.forget(req)
 
     def release_aborted_request(self, handle: Any) -> None:
-        """An attempt was aborted before it ran: it waits for nothing any more. (A running one ends in :meth:`cache_finished_req`.)"""
-        name = self._names.get(handle)
-        if name is not None and name not in self._running:
+        """An attempt was aborted: if it had not run, it waits for nothing any more. (One that runs ends when SGLang gives up its row.)"""
+        name = self._requests.take_waiting(handle)
+        if name is not None:
             self.engine.end_request(name, (), "abort")
-            del self._names[handle]
 
     # -- flush and end ----------------------------------------------------------------------------------------------------------
     def settle(self) -> None:
         """Bring everything in flight to its end, if no request runs: a flush is not refused because of backups."""
-        if not self._running:
+        if not self._requests.running:
             self.engine.shutdown()
 
     def reset(self) -> None:
         """Forget the whole cache."""
         self.engine.flush()
-        self._names.clear()
+        self._requests.clear()
         self._prepared = self._last_match = None
 
     def release_host_resources(self) -> None:
@@ -278,44 +276,4 @@ class CphicachePrefixCache(BasePrefixCache):
 
     def running_rows(self) -> Mapping[str, Sequence[LogicalPage]]:
         """All device pages of each running request, by the engine's name, for checkers."""
-        return {name: self._row_pages(req, req.kv.kv_allocated_len) for name, req in self._running.items()}
-
-    # -- inner parts --------------------------------------------------------------------------------------------------------------
-    def _name_of(self, req: Any) -> str:
-        handle = req.cache_request_handle
-        name = self._names.get(handle)
-        if name is None:
-            self._serial += 1
-            name = self._names[handle] = f"{handle.rid}#{self._serial}"
-        return name
-
-    def _running_name(self, req: Any) -> str:
-        name = self._names.get(req.cache_request_handle)
-        if name is None or name not in self._running:
-            raise AssertionError(f"request {req.rid}: expected it to have been admitted, found {name!r} among {len(self._running)}")
-        return name
-
-    def _forget(self, req: Any) -> None:
-        del self._running[self._names.pop(req.cache_request_handle)]
-
-    def _key_of(self, req: Any, tokens: Sequence[int]) -> RadixKey:
-        if getattr(req, "positional_embed_overrides", None) is not None:
-            tokens = ()  # equal tokens do not mean equal KV
-        return self._key(tokens, req.extra_key, req.cache_salt)
-
-    def _key(self, tokens: Sequence[int], extra_key: str | None, salt: str | None) -> RadixKey:
-        return self.engine.key(tokens, extra_key if not salt else f"{len(salt)}:{salt}{extra_key or ''}")
-
-    def _locs(self, pages: Sequence[int]) -> torch.Tensor:
-        starts = torch.tensor(pages, dtype=torch.int64) * self.page_size
-        return (starts[:, None] + torch.arange(self.page_size)).reshape(-1).to(self.device)
-
-    def _row(self, req: Any, tokens: int) -> torch.Tensor:
-        rows: torch.Tensor = self.req_to_token_pool.req_to_token
-        return rows[req.kv.req_pool_idx, :tokens]
-
-    def _pages(self, row: torch.Tensor) -> list[LogicalPage]:
-        return [LogicalPage(page) for page in (row[:: self.page_size] // self.page_size).tolist()]
-
-    def _row_pages(self, req: Any, tokens: int) -> list[LogicalPage]:
-        return self._pages(self._row(req, tokens))
+        return {name: self._requests.row_pages(req, req.kv.kv_allocated_len) for name, req in self._requests.running.items()}

@@ -10,6 +10,8 @@ import pytest
 
 from cphicache.engine.agreement import Agreement
 from cphicache.engine.backups import Backups
+from cphicache.engine.effects import Effects
+from cphicache.engine.holds import Holds
 from cphicache.engine.host_eviction import HostEviction
 from cphicache.engine.loadback import LoadBacks
 from cphicache.engine.records import Backup, Load
@@ -55,7 +57,7 @@ def issue_when_done_here(old: Any, self: Agreement) -> None:
         old(self)
 
 
-def give_twice(old: Any, self: Backups, record: Backup) -> None:
+def give_twice(old: Any, self: Effects, record: Backup) -> None:
     need = record.need
     old(self, record)
     if sum(self._state.ledger.snapshot().used) >= sum(need):
@@ -68,13 +70,13 @@ def forget_retries(old: Any, self: Backups, record: Backup, reason: str, *, retr
     return answer
 
 
-def own_rollback_counts(old: Any, self: Backups, record: Backup) -> None:
+def own_rollback_counts(old: Any, self: Effects, record: Backup) -> None:
     old(self, record)
     record.refused_epoch = -1
     self._state.retried_epoch = -1
 
 
-def keep_the_slots(old: Any, self: Backups, record: Backup) -> None:
+def keep_the_slots(old: Any, self: Effects, record: Backup) -> None:
     self._state.ledger.take(record.need)
     old(self, record)
 
@@ -94,9 +96,9 @@ CHAIN_WORLD = tiny(CHAIN, outside="abort reset shutdown", insert_early=True, one
 ONE = tiny(outside="abort shutdown")
 
 BUGS: dict[str, tuple[Plant, World, str, int]] = {
-    "a rollback keeps the device lock": (gone(Backups, "_release_device"), ONE, "locks", 6),
-    "a rollback keeps its slots": (instead(Backups, "release", keep_the_slots), ONE, "host", 6),
-    "a rollback frees its slots twice": (instead(Backups, "release", give_twice), two_ranks("siblings-2", "abort"), "host", 6),
+    "a rollback keeps the device lock": (gone(Holds, "release_device"), ONE, "locks", 6),
+    "a rollback keeps its slots": (instead(Effects, "release", keep_the_slots), ONE, "host", 6),
+    "a rollback frees its slots twice": (instead(Effects, "release", give_twice), two_ranks("siblings-2", "abort"), "host", 6),
     "a failed copy is not reported": (instead(Agreement, "sample", no_failure_in_sample), ONE, "commit .* to have succeeded", 6),
     "the count goes over a gap": (
         instead(Agreement, "sample", sample_over_gaps),
@@ -112,17 +114,17 @@ BUGS: dict[str, tuple[Plant, World, str, int]] = {
     ),
     "a rank reduces alone": (instead(Agreement, "issue", issue_when_done_here), two_ranks("siblings-2"), "others not", 8),
     "a shutdown does not drain": (gone(Agreement, "drain"), ONE, "quiet", 4),
-    "waiters sleep on": (gone(Backups, "wake"), SPLIT, "waiters", 8),
+    "waiters sleep on": (gone(Effects, "wake"), SPLIT, "waiters", 8),
     "a pending node is divided": (
         lambda patch: patch.setattr("cphicache.engine.inserts.blocks_split", lambda walk, key: None),
         SPLIT,
         "split while pending",
         6,
     ),
-    "children of a committed node wait": (gone(Backups, "commit_children"), CHAIN_WORLD, "columns|no state at rest", 12),
-    "children of a lost node stay": (gone(Backups, "lose_children"), CHAIN_WORLD, "contiguity", 8),
+    "children of a committed node wait": (gone(Effects, "commit_children"), CHAIN_WORLD, "columns|no state at rest", 12),
+    "children of a lost node stay": (gone(Effects, "lose_children"), CHAIN_WORLD, "contiguity", 8),
     "an extent does not pin its parent": (
-        lambda patch: patch.setattr(Backups, "_host_anchor", lambda self, record: None),
+        lambda patch: patch.setattr(Holds, "host_anchor", lambda self, record: None),
         CHAIN_WORLD,
         "holds",
         6,
@@ -143,7 +145,7 @@ BUGS: dict[str, tuple[Plant, World, str, int]] = {
         lambda patch: (
             [
                 plant(patch)
-                for plant in (instead(Backups, "reserve_stored", forget_retries), instead(Backups, "release", own_rollback_counts))
+                for plant in (instead(Backups, "reserve_stored", forget_retries), instead(Effects, "release", own_rollback_counts))
             ]
             and None
         ),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from cphicache.engine.backups import Backups
+from cphicache.engine.holds import Holds
 from cphicache.explore import WORLDS, Happening, ScenarioError, Violation
 from cphicache.explore.environment import Fate, Sample
 from cphicache.explore.scenario import play, read, write
@@ -107,7 +107,7 @@ def test_a_violation_is_written_and_replayed(tmp_path: Path, monkeypatch: pytest
     small = replace(WORLDS["split"], outside=frozenset())
     monkeypatch.setitem(WORLDS, "split", small)
     with monkeypatch.context() as planted:
-        planted.setattr(Backups, "_hold_device", lambda self, record: None)
+        planted.setattr(Holds, "hold_device", lambda self, record: None)
         status, _, err = command("split", "--out", str(tmp_path))
         path = tmp_path / "explore-split.txt"
         assert status == 1

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from cphicache.engine import CpHiRadixCache
-from cphicache.engine.backups import Backups
+from cphicache.engine.effects import Effects
 from cphicache.engine.records import Backup
 from cphicache.events import EventLog, Level
 from cphicache.reexecute import Execution, RecordedLog, Refused
@@ -163,10 +163,10 @@ def test_a_missing_step_is_named(recorded: Path, tmp_path: Path) -> None:
 def test_an_engine_that_raises_is_a_difference(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """R37: what the engine raises is told with the operation that it was executing."""
 
-    def commit(self: Backups, record: Backup) -> None:
+    def commit(self: Effects, record: Backup) -> None:
         raise AssertionError("planted")
 
-    monkeypatch.setattr(Backups, "commit", commit)
+    monkeypatch.setattr(Effects, "commit", commit)
     difference = Execution(RecordedLog(recorded)).run()
     assert difference is not None
     assert difference.error == "AssertionError: planted"

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from cphicache.engine.backups import Backups
+from cphicache.engine.effects import Effects
+from cphicache.engine.holds import Holds
 from cphicache.engine.records import Backup
 from cphicache.reexecute import NothingFails, RecordedLog, shrink
 from cphicache.run.cli import main
@@ -25,13 +26,13 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def plant(patch: pytest.MonkeyPatch, *, when: str) -> None:
     """A backup that ends does not give its device lock back."""
-    released = Backups._release_device
+    released = Holds.release_device
 
-    def release(self: Backups, record: Backup) -> None:
+    def release(self: Holds, record: Backup) -> None:
         if record.state != when:
             released(self, record)
 
-    patch.setattr(Backups, "_release_device", release)
+    patch.setattr(Holds, "release_device", release)
 
 
 def test_a_planted_bug_becomes_a_test(recorded: Path, tmp_path: Path) -> None:
@@ -69,10 +70,10 @@ def test_what_the_checker_finds_becomes_a_test(tmp_path: Path) -> None:
 def test_what_the_engine_raises_becomes_a_test(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """R37: a call that raises is reduced too, to the same error in the same call."""
 
-    def commit(self: Backups, record: Backup) -> None:
+    def commit(self: Effects, record: Backup) -> None:
         raise AssertionError("planted")
 
-    monkeypatch.setattr(Backups, "commit", commit)
+    monkeypatch.setattr(Effects, "commit", commit)
     case = shrink(RecordedLog(recorded))
     assert "AssertionError: planted" in case.text
     assert len(case.operations) <= MOST

@@ -16,7 +16,8 @@ LIMIT_S = 240
 
 def environment():
     return os.environ | {
-        "PYTHONPATH": str(HERE / "stubs"), "SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1", "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONPATH": os.pathsep.join((str(HERE / "stubs"), str(HERE.parents[1]))), "PYTHONDONTWRITEBYTECODE": "1",
+        "SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1",
         "TORCH_EXTENSIONS_DIR": str(WORK / "torch_extensions"), "SGLANG_CACHE_DIR": str(WORK / "cache"),
     }  # fmt: skip
 

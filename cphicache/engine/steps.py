@@ -1,0 +1,137 @@
+"""Steps records through the lifecycle: counts each step, writes its event, and takes the steps that follow from it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from cphicache.engine.records import Backup, Refusal
+from cphicache.engine.state import CacheState
+from cphicache.events import EventLog
+from cphicache.events.render import Extra
+from cphicache.lifecycle import NO_INPUT, Input, LifecycleMachine, LifecyclePort, State, Trigger
+
+DETAILED = frozenset({
+    Trigger.RESERVE, Trigger.RESERVE_RETRY, Trigger.LAYER_STORED, Trigger.AGREED, Trigger.PARENT_COMMITTED, Trigger.BIND,
+    Trigger.SPLIT_WANTED, Trigger.SPLIT,
+})  # fmt: skip
+"""Triggers whose events have fields of their own."""
+
+
+class Steps:
+    """Every trigger of every record comes through :meth:`fire`; what the edge calls for is ``port``'s work (:meth:`work_through`)."""
+
+    def __init__(self, state: CacheState, log: EventLog | None) -> None:
+        self.taken = 0
+        """Steps so far: what was asked at one count holds until the next."""
+        self._state = state
+        self._log = log
+        self._names = state.config.payload_names
+        self._follow: deque[tuple[Backup, Trigger]] = deque()
+        self._depth = 0
+        self._refusal: Refusal | None = None
+
+    def work_through(self, port: LifecyclePort[Backup]) -> None:
+        """The edges' work goes through ``port``, which fires steps of its own and so is made after this object. Called once."""
+        self._machine: LifecycleMachine[Backup] = LifecycleMachine(port)
+
+    def fire(self, record: Backup, trigger: Trigger, given: Input = NO_INPUT) -> str | None:
+        """Take a step and all steps that follow from it. Returns the name of a stale no-op, ``None`` if an edge was taken."""
+        stale = self.step(record, trigger, given)
+        if self._follow and not self._depth:
+            self._depth += 1
+            try:
+                while self._follow:
+                    follower, following = self._follow.popleft()
+                    self.step(follower, following, NO_INPUT)
+            finally:
+                self._depth -= 1
+        return stale
+
+    def step(self, record: Backup, trigger: Trigger, given: Input) -> str | None:
+        """Take this step alone: for triggers from which nothing follows."""
+        if self._log is not None:
+            return self._logged_step(record, trigger, given, self._log)
+        return self._counted_step(record, trigger, given)
+
+    def _counted_step(self, record: Backup, trigger: Trigger, given: Input) -> str | None:
+        before = record.state
+        self._depth += 1
+        try:
+            stale = self._machine.fire(record, trigger, given)
+        finally:
+            self._depth -= 1
+        self.taken += 1
+        if stale is None and record.state is before and trigger is not Trigger.RESERVE_RETRY:
+            return None  # the usual step, a layer's, changes no counter
+        counters = self._state.counters
+        if stale is not None:
+            counters.stale[stale] += 1
+        elif record.state is State.ROLLED_BACK and before is not State.ROLLED_BACK:
+            counters.rolled_back[trigger] += 1
+        elif trigger is Trigger.RESERVE_RETRY:
+            if record.state is State.RESERVED:
+                counters.eviction_retries_succeeded += 1
+            else:
+                counters.eviction_retries_failed += 1
+        return stale
+
+    def _logged_step(self, record: Backup, trigger: Trigger, given: Input, log: EventLog) -> str | None:
+        before, generation, number = record.state, record.generation, record.number
+        locks = 0 if record.node is None else record.node.lock_ref
+        stale = self._counted_step(record, trigger, given)
+        node = record.node
+        log.record_step(
+            self._state.tick,
+            record.node_id,
+            record.generation or generation,
+            trigger,
+            before,
+            record.state,
+            stale,
+            number if record.number is None else record.number,
+            record.bound,
+            record.agreed,
+            tuple(record.submitted),
+            tuple(record.confirmed),
+            self._state.no_need
+            if record.state is State.DEVICE_VALID_HOST_NONE
+            else record.need,  # before it is reserved: what it would take
+            record.wasted_need,
+            self._state.ledger.used,
+            0 if node is None else node.lock_ref - locks,
+            given.reason,
+            self._details(record, trigger, given) if trigger in DETAILED else (),
+        )
+        return stale
+
+    def _details(self, record: Backup, trigger: Trigger, given: Input) -> Extra:
+        """What the log tells of some steps only, so that whoever replays it can see the tree, the copies and the refusals."""
+        if trigger is Trigger.LAYER_STORED:
+            return ("payload", self._names[given.payload]), ("layers", tuple(given.layers))
+        if trigger is Trigger.SPLIT_WANTED:
+            return (("request", given.who),)
+        parent = record.parent if record.node is None else None if record.node.parent is None else record.node.parent.backup
+        details: Extra = (("parent", 0 if parent is None else parent.node_id),)
+        if trigger is Trigger.SPLIT and isinstance(given.target, Backup):
+            return *details, ("head", given.target.node_id), ("head_slots", sum(given.target.need))
+        if trigger in (Trigger.RESERVE, Trigger.RESERVE_RETRY):
+            if record.request and not record.bound:
+                details = (*details, ("request", record.request))
+            refusal, self._refusal = self._refusal, None
+            if refusal is not None:
+                details = (*details, ("refused", refusal.value))
+        return details
+
+    # -- for the port ---------------------------------------------------------------------------------------------------------
+    def follow(self, trigger: Trigger, records: Iterable[Backup]) -> None:
+        """Take this step for each of these when the step that calls for it has ended."""
+        self._follow.extend((record, trigger) for record in records)
+
+    def refused(self, reason: Refusal) -> None:
+        """The step in progress refuses a reservation: its event says why."""
+        self._refusal = reason
+
+    def forget_followers(self) -> None:
+        """Another state is put in place: what a call that ended with an error left queued belongs to the old one."""
+        self._follow.clear()
