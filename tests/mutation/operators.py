@@ -1,9 +1,9 @@
 """The mutants of a module: each one small change of its syntax tree, by name.
 
 Changed are comparisons, ``and`` / ``or``, ``not``, arithmetic, integers and truth values, conditions, returned values, ``break`` /
-``continue``, ``min`` / ``max``, ``any`` / ``all``; and statements are left out. Left alone is what only people read or what does not run:
-text of messages, docstrings, annotations, type variables, decorators, bodies of protocols; and assertions (``assert``, ``zip(strict=True)``), which no
-input reaches.
+``continue``, ``min`` / ``max``, ``any`` / ``all``; and statements are left out. Left alone is what only people read or what does not run
+(text of messages, docstrings, annotations, type variables, decorators, bodies of protocols), and assertions, which no input reaches
+(``assert``, ``zip(strict=True)``).
 """
 
 from __future__ import annotations
@@ -92,14 +92,14 @@ class Module:
                 if isinstance(child, ast.AST):
                     put = _putter(node, field, at if isinstance(value, list) else None)
                     for what, change in _changes(child, put, inside):
-                        yield self._mutant(child, node, inner, what, change, inside)
+                        place = child if hasattr(child, "lineno") else node  # a comprehension has no place of its own
+                        yield self._mutant(place, inner, what, change, inside)
                     yield from self._visit(child, inner, inside)
 
-    def _mutant(self, node: ast.AST, above: ast.AST, scope: str, what: str, change: Change, inside: bool) -> Mutant:
-        place = node if hasattr(node, "lineno") else above  # operators have no place of their own
+    def _mutant(self, place: ast.AST, scope: str, what: str, change: Change, inside: bool) -> Mutant:
         first, last = getattr(place, "lineno", 1), getattr(place, "end_lineno", 1)
-        if isinstance(node, ast.stmt) and hasattr(node, "test"):
-            last = getattr(node.test, "end_lineno", last)
+        if isinstance(place, (ast.If, ast.While)):
+            last = place.test.end_lineno or last
         line = self._lines[first - 1].strip()
         key = f"{scope}::{line}::{what}"
         self._seen[key] += 1

@@ -22,13 +22,15 @@ BEGIN, END = "<!-- planted: begin -->", "<!-- planted: end -->"
 HEAD = ("bug", "place", "caught by", "after (CPU s)")
 
 
-def run(catcher: str, number: int | None) -> tuple[int, float, str]:
-    """Run a catcher with a bug, or without one: exit status, processor seconds, what it printed."""
+def run(bug: Bug, number: int | None) -> tuple[int, float, str]:
+    """Run a bug's catcher with the bug, or without it: exit status, processor seconds, what it printed."""
     words = [] if number is None else [str(number)]
-    extra = {"simulate": ["--no-shrink"], "explore": ["--out", str(ROOT / "out" / "planted")], "test": []}[catcher.split()[0]]
-    command = [sys.executable, "-m", "tests.planted.run", *words, "--", *catcher.split(), *extra]
+    extra = {"simulate": ["--no-shrink"], "explore": ["--out", str(ROOT / "out" / "planted")], "test": []}[bug.kind]
+    command = [sys.executable, "-m", "tests.planted.run", *words, "--", *bug.catcher.split(), *extra]
     before_s = cpu_s()
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
+    )
     return done.returncode, cpu_s() - before_s, done.stdout + done.stderr
 
 
@@ -49,8 +51,7 @@ def rows(seconds: dict[int, float]) -> list[str]:
 
 def shown(bug: Bug) -> str:
     """The catcher as a person would call it."""
-    kind, _, rest = bug.catcher.partition(" ")
-    return rest if kind == "test" else f"cphicache {bug.catcher}"
+    return bug.catcher.removeprefix("test ") if bug.kind == "test" else f"cphicache {bug.catcher}"
 
 
 def write(path: Path, seconds: dict[int, float]) -> None:
@@ -63,23 +64,27 @@ def write(path: Path, seconds: dict[int, float]) -> None:
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m tests.planted", description="Plant each bug, and see that it is caught.")
-    parser.add_argument("numbers", nargs="*", type=int, choices=[*range(len(BUGS)), []], metavar="NUMBER", help="bugs (default: all)")
+    parser.add_argument(
+        "numbers", nargs="*", type=int, choices=[*range(len(BUGS)), []], metavar="NUMBER", help="bugs (default: all)"
+    )
     parser.add_argument("--docs", type=Path, metavar="FILE", help="write the table into this page")
     options = parser.parse_args()
     numbers = options.numbers or list(range(len(BUGS)))
-    missed, unfair, seconds = [], set[str](), {}
-    for catcher in dict.fromkeys(BUGS[number].catcher for number in numbers if BUGS[number].catcher.startswith("simulate")):
-        status, took_s, text = run(catcher, None)
-        print(f"{took_s:8.1f} s  {'passes without a bug' if status == 0 else 'FAILS WITHOUT A BUG'}: {catcher}", flush=True)
+    missed, unfair, seconds = list[str](), list[str](), dict[int, float]()
+    for seed in {BUGS[number].catcher: BUGS[number] for number in numbers if BUGS[number].kind == "simulate"}.values():
+        status, took_s, text = run(seed, None)
+        print(f"{took_s:8.1f} s  {'passes without a bug' if status == 0 else 'FAILS WITHOUT A BUG'}: {seed.catcher}", flush=True)
         if status:
-            unfair.add(catcher)
+            unfair.append(seed.catcher)
             print(text[-2000:], flush=True)
     for number in numbers:
         bug = BUGS[number]
-        status, seconds[number], text = run(bug.catcher, number)
-        codes, said = CAUGHT[bug.catcher.split()[0]]
+        status, seconds[number], text = run(bug, number)
+        codes, said = CAUGHT[bug.kind]
         caught = status in codes and said in text
-        print(f"{seconds[number]:8.1f} s  {'caught' if caught else 'NOT CAUGHT'}: {bug.name}  ({bug.catcher}: {status})", flush=True)
+        print(
+            f"{seconds[number]:8.1f} s  {'caught' if caught else 'NOT CAUGHT'}: {bug.name}  ({bug.catcher}: {status})", flush=True
+        )
         if not caught:
             missed.append(bug.name)
             print(text[-2000:], flush=True)

@@ -18,7 +18,9 @@ def main(arguments: list[str]) -> int:
         bug = BUGS[int(number[0])]
         Replaced(bug.path, compile(bug.source, str(bug.path), "exec", dont_inherit=True)).install()
     if catcher[0] == "test":
-        return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not soak and not gpu", *catcher[1:]]))
+        return int(
+            pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not soak and not gpu", *catcher[1:]])
+        )
     from cphicache.run.cli import main as command
 
     command(catcher, prog_name="cphicache")
