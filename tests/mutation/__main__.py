@@ -53,9 +53,11 @@ class Kept:
                 self._known[name, text] = Verdict(outcome, test)
 
     def get(self, module: Module, mutant: Mutant) -> Verdict | None:
+        """What was found, if it was."""
         return self._known.get((mutant.name, _hash(module.source)))
 
     def put(self, module: Module, mutant: Mutant, verdict: Verdict) -> None:
+        """Keep it at once: a run may be interrupted."""
         KEPT.mkdir(parents=True, exist_ok=True)
         with self._path.open("a") as file:
             file.write(json.dumps([mutant.name, _hash(module.source), verdict.outcome, verdict.test]) + "\n")

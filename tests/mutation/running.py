@@ -28,6 +28,8 @@ from tests.replaced import Replaced
 CPU_S, WALL_S = 3.0, 300.0
 """A test may use so much processor time, and ten times what it takes otherwise; and it may take so long on a busy machine."""
 MEMORY_BYTES = 4 << 30
+NOT_JUDGED = 9
+"""Exit status of a child that did not get as far as a test."""
 SURVIVED, KILLED, TIMED_OUT = "survived", "killed", "timed out"
 
 
@@ -68,9 +70,15 @@ class Runner:
 
     def pytest_sessionstart(self) -> None:
         """Property tests need not look for a small example. Set before they are imported."""
-        from hypothesis import Phase, settings
+        from hypothesis import HealthCheck, Phase, settings
 
-        settings.register_profile("mutation", phases=(Phase.explicit, Phase.generate), database=None, derandomize=True)
+        settings.register_profile(
+            "mutation",
+            phases=(Phase.explicit, Phase.generate),
+            database=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),  # a busy machine must not look like a mutant that was noticed
+        )
         settings.load_profile("mutation")
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -105,7 +113,7 @@ class Runner:
             data = pipe.read()
         os.waitpid(child, 0)
         if not data:
-            raise SystemExit("a test fails or crashes without any mutant: run the tests first")
+            raise RuntimeError("a test fails or crashes without any mutant: run the tests first")
         found: Coverage = pickle.loads(data)
         return found
 
@@ -133,7 +141,8 @@ class Runner:
 
     # -- one mutant -------------------------------------------------------------------------------------------------------------
     def judge(self, module: Module, mutant: Mutant, tests: Sequence[str], seconds: dict[str, float], *, anew: bool) -> Verdict:
-        """Run ``tests`` in this order until one fails. ``anew``: import everything again first."""
+        """Run ``tests`` in this order until one fails. ``anew``: import everything again first, as is done for a mutant that cannot be
+        put into live functions. Raises if it cannot be judged at all."""
         read, write = os.pipe()
         child = os.fork()
         if child == 0:
@@ -146,7 +155,15 @@ class Runner:
         test = begun[-1] if begun else ""
         if os.WIFSIGNALED(status):
             return Verdict(TIMED_OUT if os.WTERMSIG(status) in (signal.SIGVTALRM, signal.SIGALRM) else KILLED, test)
-        return Verdict(SURVIVED) if os.WEXITSTATUS(status) == 0 else Verdict(KILLED, test)
+        match os.WEXITSTATUS(status):
+            case 0:
+                return Verdict(SURVIVED)
+            case pytest.ExitCode.TESTS_FAILED | pytest.ExitCode.INTERRUPTED:  # the latter: it cannot even be imported
+                return Verdict(KILLED, test)
+            case code if code == NOT_JUDGED and not anew:
+                return self.judge(module, mutant, tests, seconds, anew=True)
+            case code:
+                raise RuntimeError(f"{mutant.name}: cannot be judged (exit status {code})")
 
     def _judge_here(self, module: Module, mutant: Mutant, tests: Sequence[str], seconds: dict[str, float], write: int) -> int:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
@@ -157,7 +174,7 @@ class Runner:
             os.write(write, f"{test}\n".encode())
             _limit(seconds[test])
             if not _passes(self._items[test]):
-                return 1
+                return int(pytest.ExitCode.TESTS_FAILED)
         return 0
 
     def _judge_anew(self, module: Module, mutant: Mutant, tests: Sequence[str], seconds: dict[str, float], write: int) -> int:
@@ -174,7 +191,7 @@ class Runner:
 
 def _in_child(work: Callable[[], int]) -> None:
     """End this process with what ``work`` returns, whatever happens in it."""
-    code = 1
+    code = NOT_JUDGED
     try:
         quiet = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1):
