@@ -13,7 +13,7 @@ STAMP := $(VENV)/.set-up
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
 .DEFAULT_GOAL := help
-.PHONY: run test golden test-ranks test-gpu test-sglang test-sglang-0523 soak-sglang check diagrams explore simulate bench bench-peer plots soak clean help
+.PHONY: run test golden test-ranks test-gpu test-sglang test-sglang-0523 soak-sglang coverage mutate planted check diagrams explore simulate bench bench-peer plots soak clean help
 
 run: $(STAMP)  ## serve a trace, back up and restore it, verify every byte   (ARGS="--cp-size 4 ...")
 	@$(BIN)/cphicache run $(ARGS)
@@ -26,6 +26,15 @@ test: $(STAMP)  ## run the tests   (ARGS="-k ledger ...")
 
 golden: $(STAMP)  ## write the golden stories of tests/golden anew; read the difference before you keep it
 	@$(BIN)/python -m pytest tests/golden --rewrite-golden $(ARGS)
+
+coverage: $(STAMP)  ## run the tests, and fail below 95 % branch coverage   (minutes; ARGS as for test)
+	@$(BIN)/python -m pytest -n 2 -m "not soak" --cov --cov-report=term $(ARGS)
+
+mutate: $(STAMP)  ## change one thing at a time in what decides, and see whether a test notices   (an hour; goes on where it was; ARGS="ledger")
+	@$(BIN)/python -m tests.mutation $(ARGS)
+
+planted: $(STAMP)  ## plant twenty bugs, see each caught, and put the table into docs/testing.md   (minutes)
+	@$(BIN)/python -m tests.planted --docs docs/testing.md $(ARGS)
 
 test-gpu: $(STAMP)  ## run the tests that need an NVIDIA GPU; they skip, and say so, without one   (docs/gpu.md)
 	@$(BIN)/python -m pytest -m gpu -rs $(ARGS)

@@ -24,6 +24,7 @@ def test_all_payloads_are_taken_together() -> None:
     ledger.take((8, 4))
     assert [ledger.free(rank, payload) for rank in (0, 1) for payload in ("target", "draft")] == [4, 0, 8, 4]
     assert ledger.least_free() == 0
+    assert ledger.used == 12
     assert not ledger.fits((4, 0))
     assert ledger.fits((0, 4))
     assert ledger.shortage((6, 4)) == {"target": (2, 0), "draft": (6, 0)}
@@ -84,14 +85,19 @@ def test_impossible_arguments_are_refused() -> None:
         ledger.fits((1,))
     with pytest.raises(ValueError, match="has 3 entries"):
         ledger.fits_with((1, 1), (0, 0, 0))
-    with pytest.raises(ValueError, match="holds -1"):
-        ledger.give((0, -1))
+    for ask in (ledger.fits, ledger.shortage, ledger.give, lambda need: ledger.fits_with(need, (0, 0))):
+        with pytest.raises(ValueError, match=r"need \(0, -1\) holds -1: slots by rank are 0 or more"):
+            ask((0, -1))
     with pytest.raises(ValueError, match=r"payload is 'draft': give one of \['target'\]"):
         ledger.free(0, "draft")
     with pytest.raises(ValueError, match=r"rank is -1: give a rank in 0\.\.1"):
         ledger.free(-1, "target")
+    with pytest.raises(ValueError, match=r"rank is 2: give a rank in 0\.\.1"):
+        ledger.free(2, "target")
     with pytest.raises(ValueError, match="restore it into the ledger it came from"):
         ledger.restore(LedgerSnapshot((9, 0), 0))
+    with pytest.raises(ValueError, match="has 3 entries: give one for each of 2 ranks"):
+        ledger.restore(LedgerSnapshot((0, 0, 0), 0))
 
 
 def test_snapshot_restores_the_whole_state() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from transitions import Machine
-from transitions.core import Event, Transition
+from transitions.core import Condition, Event, Transition
 from transitions.core import State as MachineState
 
 from cphicache.lifecycle import ROWS, BackupRecord, Input, LifecycleError, State, Trigger
@@ -174,6 +174,14 @@ class OtherTransition(Transition):  # type: ignore[misc]
     """A transition class that is not the package's own."""
 
 
+class OtherCondition(Condition):  # type: ignore[misc]
+    """A condition class that is not the package's own."""
+
+
+class OtherState(MachineState):  # type: ignore[misc]
+    """A state class that is not the package's own."""
+
+
 class OtherMachine(Machine):  # type: ignore[misc]
     """A machine with classes of its own."""
 
@@ -201,10 +209,20 @@ def _swap_transition(machine: Machine) -> None:
     machine.events["reserve"].transitions[N.value] = [OtherTransition(N.value, R.value)]
 
 
+def _swap_condition(machine: Machine) -> None:
+    machine.events["reserve"].transitions[N.value][0].conditions = [OtherCondition(Bound(GUARDS["fit"], None))]
+
+
 REFUSED: dict[str, tuple[Callable[[], Machine], str]] = {
     "another machine": (lambda: OtherMachine(model=None, initial=None), "a OtherMachine"),
     "another event": (_changed(_swap_event), "event reserve: a OtherEvent"),
     "another transition": (_changed(_swap_transition), f"transition {N} -> {R}: a OtherTransition"),
+    "another condition": (_changed(_swap_condition), f"transition {N} -> {R}: a OtherCondition"),
+    "another state": (lambda: _machine(states=[OtherState(state.value) for state in State]), f"state {N}: has on_enter"),
+    "invalid triggers of a state ignored": (
+        lambda: _machine(states=[MachineState(state.value, ignore_invalid_triggers=state is C) for state in State]),
+        f"state {C}: has on_enter",
+    ),
     "queued": (lambda: _machine(queued=True), "queued=True"),
     "plain arguments": (lambda: _machine(send_event=False), "send_event=False"),
     "invalid triggers ignored": (lambda: _machine(ignore_invalid_triggers=True), "ignore_invalid_triggers"),

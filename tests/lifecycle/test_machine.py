@@ -12,7 +12,7 @@ import pytest
 from transitions import Machine
 
 import cphicache.lifecycle
-from cphicache.lifecycle import ROWS, BackupRecord, Input, LifecycleError, Row, State, Trigger, table_hash
+from cphicache.lifecycle import NO_INPUT, ROWS, BackupRecord, Input, LifecycleError, Row, State, Trigger, table_hash
 from tests.lifecycle.recorder import World
 from tests.lifecycle.scenarios.book import B, C, L, N, R
 
@@ -201,3 +201,48 @@ def test_only_the_machine_writes_a_state() -> None:
             if any(isinstance(target, ast.Attribute) and target.attr == "state" for target in targets):
                 writers.add(path.stem)
     assert writers == {"machine", "record"}
+
+
+def test_a_hole_in_an_unchecked_table_is_our_bug(stock: bool) -> None:
+    """R7: where no row's guards hold, and for a trigger without any row, the step is an internal error and changes nothing."""
+    hole = next(row for row in ROWS if (row.source, row.trigger) == (N, Trigger.RESERVE) and "!fit" in row.when)
+    world = World([row for row in ROWS if row is not hole and row.trigger is not Trigger.QUARANTINED], stock=stock)
+    world.fit_is = False
+    record = world.record()
+    for trigger in (Trigger.RESERVE, Trigger.QUARANTINED):
+        with pytest.raises(LifecycleError, match=f"^{trigger} in {N}: no edge's guards hold; "):
+            world.fire(record, trigger)
+        assert record.state is N
+        assert world.calls == []
+
+
+def test_an_input_that_says_nothing() -> None:
+    """R6: what a step is not told is neutral: the first payload, no layers, no pages, nobody."""
+    given = Input()
+    assert (given.payload, given.layers, given.layers_mask, given.pages) == (0, (), 0, 0)
+    assert given == NO_INPUT
+
+
+def test_the_mask_of_layers_follows_from_them() -> None:
+    """R6: the mask is made from the layers, cannot be given beside them, and is not printed."""
+    assert Input(layers=(0, 2)).layers_mask == 0b101
+    with pytest.raises(TypeError, match="layers_mask"):
+        Input(layers_mask=1)  # type: ignore[call-arg]
+    assert "mask" not in repr(Input(layers=(0, 2)))
+
+
+def test_a_new_record_remembers_nothing() -> None:
+    """R6: a record begins without layers, number, agreement, failure, hits and waste."""
+    record = BackupRecord(1, 2, bound=False)
+    assert (record.state, record.bound, record.number, record.agreed, record.failed_here) == (N, False, None, False, False)
+    assert (record.submitted, record.confirmed, record.hits, record.wasted_pages) == ([0, 0], [0, 0], 0, 0)
+
+
+def test_the_package_itself_can_be_asked_for_a_step() -> None:
+    """R6: the stock step of a trigger takes the edge that the compiled one takes; a trigger without an edge has none."""
+    world = World()
+    record = world.record()
+    assert world.machine.stock_trigger(Trigger.HIT)(record, NO_INPUT)
+    assert (record.hits, record.state) == (1, N)
+    with pytest.raises(KeyError):
+        World([row for row in ROWS if row.trigger is not Trigger.QUARANTINED]).machine.stock_trigger(Trigger.QUARANTINED)

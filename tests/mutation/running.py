@@ -1,0 +1,246 @@
+"""Runs tests against mutants: one process has everything imported and collected, and a forked child per mutant changes the live code.
+
+A mutant inside a function takes effect by giving every live function its new code object; one in what runs at import by importing all
+anew in the child.
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+import os
+import pickle
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, FunctionType
+
+import pytest
+from _pytest.runner import runtestprotocol
+
+from tests.mutation.operators import Module, Mutant
+from tests.replaced import Replaced
+
+CPU_S, WALL_S = 3.0, 300.0
+"""A test may use so much processor time, and ten times what it takes otherwise; and it may take so long on a busy machine."""
+MEMORY_BYTES = 4 << 30
+NOT_JUDGED = 9
+"""Exit status of a child that did not get as far as a test."""
+SURVIVED, KILLED, TIMED_OUT = "survived", "killed", "timed out"
+
+
+@dataclass
+class Coverage:
+    """Which tests run which lines, and how long they take (seconds)."""
+
+    lines: dict[str, dict[int, set[str]]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def tests_of(self, mutant: Mutant) -> tuple[list[str], bool]:
+        """The tests that run one of the mutant's lines, quick ones first, and False; or, where only an import runs them, the tests that
+        run anything of its file, and True."""
+        of_file = self.lines.get(mutant.path, {})
+        found = set[str]()
+        if mutant.in_function:
+            found = found.union(*(of_file.get(line, ()) for line in range(mutant.first_line, mutant.last_line + 1)))
+        tests = found or set[str]().union(*of_file.values())
+        return sorted(tests, key=lambda test: (self.seconds[test], test)), not found
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a mutant fared, and which test told it from the original."""
+
+    outcome: str
+    test: str = ""
+
+
+class Runner:
+    """A pytest plugin in whose session the mutants run: ``work`` is called with it once everything is collected."""
+
+    def __init__(self, root: Path, work: Callable[[Runner], None]) -> None:
+        self._root = root
+        self._work = work
+        self._items: dict[str, pytest.Item] = {}
+        self._functions: dict[str, list[FunctionType]] = {}
+
+    def pytest_sessionstart(self) -> None:
+        """Property tests need not look for a small example. Set before they are imported."""
+        from hypothesis import HealthCheck, Phase, settings
+
+        settings.register_profile(
+            "mutation",
+            phases=(Phase.explicit, Phase.generate),
+            database=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),  # a busy machine must not look like a mutant that was noticed
+        )
+        settings.load_profile("mutation")
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Instead of running the tests."""
+        if session.testsfailed:
+            raise session.Interrupted(f"{session.testsfailed} errors while collecting")
+        self._items = {item.nodeid: item for item in session.items}
+        functions: dict[str, list[FunctionType]] = {}
+        for found in gc.get_objects():
+            if isinstance(found, FunctionType):
+                functions.setdefault(found.__code__.co_filename, []).append(found)
+        self._functions = functions
+        gc.collect()
+        gc.freeze()  # children share what is there without copying it
+        self._work(self)
+        return True
+
+    @property
+    def tests(self) -> list[str]:
+        """All tests by node id."""
+        return list(self._items)
+
+    # -- which test runs what ---------------------------------------------------------------------------------------------------
+    def cover(self, paths: Sequence[str]) -> Coverage:
+        """Run every test once, in a child, and note which lines of ``paths`` it runs. Raises if one fails."""
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            _in_child(lambda: self._cover_here(paths, write))
+        os.close(write)
+        with os.fdopen(read, "rb") as pipe:
+            data = pipe.read()
+        os.waitpid(child, 0)
+        if not data:
+            raise RuntimeError("a test fails or crashes without any mutant: run the tests first")
+        found: Coverage = pickle.loads(data)
+        return found
+
+    def _cover_here(self, paths: Sequence[str], write: int) -> int:
+        import coverage
+
+        tracer = coverage.Coverage(data_file=None, include=[str(self._root / path) for path in paths], config_file=False)
+        tracer.start()
+        found = Coverage()
+        for test, item in self._items.items():
+            tracer.switch_context(test)
+            started = time.process_time()
+            if not _passes(item):
+                os.write(2, f"fails without any mutant: {test}\n".encode())
+                return 1
+            found.seconds[test] = time.process_time() - started
+        tracer.stop()
+        data = tracer.get_data()
+        for path in paths:
+            by_line = data.contexts_by_lineno(str(self._root / path))
+            found.lines[path] = {line: {test for test in tests if test} for line, tests in by_line.items()}
+        with os.fdopen(write, "wb") as pipe:
+            pipe.write(pickle.dumps(found))
+        return 0
+
+    # -- one mutant -------------------------------------------------------------------------------------------------------------
+    def judge(self, module: Module, mutant: Mutant, tests: Sequence[str], seconds: dict[str, float], *, anew: bool) -> Verdict:
+        """Run ``tests`` in this order until one fails. ``anew``: import everything again first, as is done for a mutant that cannot be
+        put into live functions. Raises if it cannot be judged at all."""
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(read)
+            _in_child(lambda: (self._judge_anew if anew else self._judge_here)(module, mutant, tests, seconds, write))
+        os.close(write)
+        with os.fdopen(read, "rb") as pipe:
+            begun = pipe.read().decode().splitlines()
+        _, status = os.waitpid(child, 0)
+        test = begun[-1] if begun else ""
+        if os.WIFSIGNALED(status):
+            return Verdict(TIMED_OUT if os.WTERMSIG(status) in (signal.SIGVTALRM, signal.SIGALRM) else KILLED, test)
+        match os.WEXITSTATUS(status):
+            case 0:
+                return Verdict(SURVIVED)
+            case pytest.ExitCode.TESTS_FAILED | pytest.ExitCode.INTERRUPTED:  # the latter: it cannot even be imported
+                return Verdict(KILLED, test)
+            case code if code == NOT_JUDGED and not anew:
+                return self.judge(module, mutant, tests, seconds, anew=True)
+            case code:
+                raise RuntimeError(f"{mutant.name}: cannot be judged (exit status {code})")
+
+    def _judge_here(self, module: Module, mutant: Mutant, tests: Sequence[str], seconds: dict[str, float], write: int) -> int:
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        old = _compiled(module, self._root)
+        mutant.apply()
+        replace_code(self._functions[old.co_filename], old, _compiled(module, self._root))
+        for test in tests:
+            os.write(write, f"{test}\n".encode())
+            _limit(seconds[test])
+            if not _passes(self._items[test]):
+                return int(pytest.ExitCode.TESTS_FAILED)
+        return 0
+
+    def _judge_anew(self, module: Module, mutant: Mutant, tests: Sequence[str], seconds: dict[str, float], write: int) -> int:
+        os.write(write, b"(imported anew)\n")
+        _limit(10 + sum(seconds[test] for test in tests))
+        mutant.apply()
+        for name, imported in list(sys.modules.items()):
+            if Path(getattr(imported, "__file__", None) or "/").is_relative_to(self._root):
+                del sys.modules[name]
+        Replaced(self._root / module.path, _compiled(module, self._root)).install()
+        os.dup2(1, 2)
+        return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]))
+
+
+def _in_child(work: Callable[[], int]) -> None:
+    """End this process with what ``work`` returns, whatever happens in it."""
+    code = NOT_JUDGED
+    try:
+        quiet = os.open(os.devnull, os.O_RDWR)
+        for number in (0, 1):
+            os.dup2(quiet, number)
+        code = work()
+    finally:
+        os._exit(code)
+
+
+def _limit(usual_s: float) -> None:
+    signal.signal(signal.SIGVTALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_VIRTUAL, CPU_S + 10 * usual_s)
+    signal.setitimer(signal.ITIMER_REAL, WALL_S + 30 * usual_s)
+
+
+def _passes(item: pytest.Item) -> bool:
+    """Run one test with its fixtures, and take all of them down again."""
+    reports = runtestprotocol(item, nextitem=None, log=False)
+    return not any(report.failed for report in reports)
+
+
+def _compiled(module: Module, root: Path) -> CodeType:
+    return compile(ast.fix_missing_locations(module.tree), str(root / module.path), "exec", dont_inherit=True)
+
+
+def _nested(code: CodeType) -> Iterator[CodeType]:
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant
+            yield from _nested(constant)
+
+
+def _by_place(code: CodeType) -> dict[tuple[str, int, int], CodeType]:
+    found: dict[tuple[str, int, int], CodeType] = {}
+    for inner in _nested(code):
+        place, turn = (inner.co_qualname, inner.co_firstlineno), 0
+        while (*place, turn) in found:
+            turn += 1
+        found[(*place, turn)] = inner
+    return found
+
+
+def replace_code(functions: Sequence[FunctionType], old: CodeType, new: CodeType) -> None:
+    """Give every one of ``functions`` whose code is in ``old`` and differs in ``new`` its new code. Raises if there is none."""
+    after = _by_place(new)
+    changed = {code: after[place] for place, code in _by_place(old).items() if place in after and after[place] != code}
+    live = [function for function in functions if function.__code__ in changed]
+    for function in live:
+        function.__code__ = changed[function.__code__]
+    if not live:
+        raise LookupError("no live function has the code that is to be changed")
