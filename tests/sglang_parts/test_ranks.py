@@ -19,6 +19,8 @@ from cphicache.sglang import ranks
 from cphicache.sglang.refusal import SglangRefused
 
 HERE = Path(__file__).parent
+START_S = 300
+"""Two processes import torch: seconds, and on a busy machine minutes."""
 
 
 def start(scenario: str) -> list[Any]:
@@ -36,7 +38,7 @@ def start(scenario: str) -> list[Any]:
     ]  # fmt: skip
     told = []
     for member in members:
-        out, errors = member.communicate(timeout=120)
+        out, errors = member.communicate(timeout=START_S)
         assert member.returncode == 0, errors
         told.append(json.loads(out) if out else None)
     return told
