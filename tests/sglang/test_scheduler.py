@@ -176,7 +176,6 @@ def test_flush_with_backups_in_flight():
     ("options", "variables", "says"),
     [
         ({"enable_hierarchical_cache": False}, {}, "add that flag"),
-        ({"speculative_algorithm": "NGRAM", "page_size": 1}, {}, "use EAGLE, NEXTN or STANDALONE"),
         ({"radix_eviction_policy": "priority"}, {}, "--radix-eviction-policy priority is not supported"),
         ({}, {"CPHICACHE_OVERLAP": "maybe"}, "give true or false"),
         ({}, {"CPHICACHE_COLOUR": "red"}, "CPHICACHE_COLOUR is not a setting"),
