@@ -37,10 +37,38 @@ def check_version(contract: Contract) -> None:
         )
 
 
+def check_speculative(spec: Any) -> None:
+    """Raise :class:`SglangRefused` for a way of speculative decoding whose draft KV would not be backed up whole."""
+    if spec.speculative_algorithm is None:
+        return
+    refusals = (
+        (
+            spec.speculative_algorithm not in SPECULATIVE,
+            f"--speculative-algorithm {spec.speculative_algorithm} is not supported: use EAGLE, NEXTN or STANDALONE",
+        ),
+        (
+            spec.speculative_eagle_topk != 1,
+            f"--speculative-eagle-topk {spec.speculative_eagle_topk} is not supported: use 1, a chain of draft tokens",
+        ),
+        (
+            spec.speculative_adaptive,
+            "--speculative-adaptive is not supported: some of its steps store no draft KV; drop that option",
+        ),
+        (
+            spec.enable_multi_layer_eagle,
+            "--enable-multi-layer-eagle is not supported: only one of its draft pools would be backed up; drop that option",
+        ),
+    )
+    for is_so, text in refusals:
+        if is_so:
+            raise SglangRefused(text)
+
+
 def check_start(  # noqa: PLR0917 - SGLang's parts of one configuration
     context: Any, memory: Any, disaggregation: Any, serving: Any, spec: Any, parallel: Any
 ) -> None:
     """Raise :class:`SglangRefused` for the first thing that is in the way. The arguments are SGLang's build context and configuration."""
+    check_speculative(spec)
     params = context.params
     allocator = type(params.token_to_kv_pool_allocator).__name__
     refusals = (
@@ -59,22 +87,6 @@ def check_start(  # noqa: PLR0917 - SGLang's parts of one configuration
         ),
         (context.is_hybrid_swa, "sliding-window (SWA) models are not supported: serve this model with the built-in cache"),
         (context.is_hybrid_ssm, "Mamba and linear-attention models are not supported: serve this model with the built-in cache"),
-        (
-            spec.speculative_algorithm not in (None, *SPECULATIVE),
-            f"--speculative-algorithm {spec.speculative_algorithm} is not supported: use EAGLE, NEXTN or STANDALONE",
-        ),
-        (
-            spec.speculative_algorithm is not None and spec.speculative_eagle_topk != 1,
-            f"--speculative-eagle-topk {spec.speculative_eagle_topk} is not supported: use 1, a chain of draft tokens",
-        ),
-        (
-            spec.speculative_adaptive,
-            "--speculative-adaptive is not supported: some of its steps store no draft KV; drop that option",
-        ),
-        (
-            spec.enable_multi_layer_eagle,
-            "--enable-multi-layer-eagle is not supported: only one of its draft pools would be backed up; drop that option",
-        ),
         (params.pp_size > 1, f"--pp-size {params.pp_size}: pipeline parallelism is not supported; use 1"),
         (
             parallel.enable_dp_attention,

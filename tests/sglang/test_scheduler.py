@@ -217,7 +217,6 @@ def test_flush_with_backups_in_flight():
     [
         ({"enable_hierarchical_cache": False}, {}, "add that flag"),
         ({"enable_streaming_session": True}, {}, "--enable-streaming-session is not supported"),
-        ({"speculative_algorithm": "NGRAM", "page_size": 1}, {}, "use EAGLE, NEXTN or STANDALONE"),
         ({}, {"CPHICACHE_OVERLAP": "maybe"}, "give true or false"),
         ({}, {"CPHICACHE_COLOUR": "red"}, "CPHICACHE_COLOUR is not a setting"),
     ],

@@ -13,6 +13,7 @@ from cphicache.agree.local import SingleReducer
 from cphicache.engine import CacheConfig, CpHiRadixCache
 from cphicache.sglang import hooks
 from cphicache.sglang.allocator import ServerAllocator
+from cphicache.sglang.checks import check_speculative
 from cphicache.sglang.counter import LayerCounter
 from cphicache.sglang.pools import adopt_pool, adopt_pools, by_payload
 from cphicache.sglang.refusal import SglangRefused
@@ -268,3 +269,23 @@ def test_the_factory_finds_the_draft_pools_while_its_cache_is_made() -> None:
     for cache in (SimpleNamespace(is_cphicache=True), SimpleNamespace()):
         hooks.around_register_draft(lambda **given: registered.append(given), tree_cache=cache, draft_plan=plan)
     assert [given["tree_cache"] for given in registered] == [cache]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"speculative_algorithm": "NGRAM"}, "--speculative-algorithm NGRAM is not supported: use EAGLE, NEXTN or STANDALONE"),
+        ({"speculative_eagle_topk": 4}, "--speculative-eagle-topk 4 is not supported: use 1"),
+        ({"speculative_adaptive": True}, "--speculative-adaptive is not supported"),
+        ({"enable_multi_layer_eagle": True}, "--enable-multi-layer-eagle is not supported"),
+    ],
+)
+def test_other_ways_of_speculative_decoding_are_refused(changes: dict[str, Any], says: str) -> None:
+    """R35: a draft whose KV would not be backed up whole is refused, by its option; one that works is not."""
+    works = {
+        "speculative_algorithm": "EAGLE", "speculative_eagle_topk": 1, "speculative_adaptive": False, "enable_multi_layer_eagle": False,
+    }  # fmt: skip
+    check_speculative(SimpleNamespace(**works))
+    check_speculative(SimpleNamespace(speculative_algorithm=None))
+    with pytest.raises(SglangRefused, match=says):
+        check_speculative(SimpleNamespace(**works | changes))
