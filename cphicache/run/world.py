@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -174,10 +175,21 @@ class RankWorld:
         self._leaks = 0
         self._broken: str | None = None
         self._gone: str | None = None
+        self.log: EventLog | None = None
+        self.log_path = None if config.log is None else rank_log_path(config.log, rank, config.cp_size)
+        self._memory = HostMemory.for_device(config.device_type)
+        try:
+            self._wire(config, requests, faults, on_done or _ignore)
+        except BaseException:
+            self.close()
+            raise
+
+    def _wire(
+        self, config: RunConfig, requests: list[TraceRequest], faults: CopyFaults | None, on_done: Callable[[Job], None]
+    ) -> None:
         engine_config = cache_config(config)
         layout = CpSharedKVLayout(config.page_size, config.owners, self.owner)
         slots = layout.physical_pages_total(config.device_pages) * config.page_size
-        self._memory = HostMemory.for_device(config.device_type)
         self.device_pools, self.host_pools = make_pools(
             config, engine_config.payloads, slots, config.host_tokens_per_rank, memory=self._memory
         )
@@ -186,28 +198,27 @@ class RankWorld:
             layout,
             self.device_pools,
             self.host_pools,
-            streams,
+            self.streams,
             io_backend=config.backend,
             d2h_bytes_per_us=rate,
             h2d_bytes_per_us=rate,
             faults=faults,
         )
-        self.log_path = None if config.log is None else rank_log_path(config.log, rank, config.cp_size)
-        self.log = _open_log(config, rank, self.log_path)
+        self.log = _open_log(config, self.rank, self.log_path)
         self.cache = CpHiRadixCache(engine_config, self.transfer, self.reducer, self.log)
         reference = ReferenceKV(config.seed)
         self.verdict = Verdict()
         model = ReferenceModel(
-            layout, self.device_pools, streams, reference, self.verdict, rank=rank, stores=config.verify != "off"
+            layout, self.device_pools, self.streams, reference, self.verdict, rank=self.rank, stores=config.verify != "off"
         )
         self.scheduler = Scheduler(
             config,
             self.cache,
             model,
-            streams,
+            self.streams,
             make_jobs(config, requests, reference),
             on_tick=self._after_tick,
-            on_done=on_done or _ignore,
+            on_done=on_done,
         )
 
     def run(self) -> RankResult:
@@ -226,13 +237,17 @@ class RankWorld:
             if self._digests is not None:
                 self._digests.finish()
         finally:
-            try:
-                self.streams.close()
-            finally:
-                self._memory.close()
-                if self.log is not None:
-                    self.log.close()
+            self.close()
         return self.result()
+
+    def close(self) -> None:
+        """Let copies end, give the host memory back, and close the log. Idempotent; :meth:`run` does it when it ends."""
+        try:
+            self.streams.close()
+        finally:
+            self._memory.close()
+            if self.log is not None:
+                self.log.close()
 
     def _wind_down(self, broken: GroupBroken) -> None:
         self._broken = str(broken)
@@ -344,11 +359,12 @@ def run_world(
                 on_done=on_done if rank == 0 else None,
                 digests=DigestCheck(board, rank, config.cp_size, StateDigest._fields) if config.check_ranks else None,
             )
-            if metrics is not None:
-                world.observe_with(metrics, sum(kv_shape(config, n).token_bytes for _, n in cache_config(config).payloads))
-            if on_world is not None:
-                on_world(world)
-            results[rank] = world.run()
+            with closing(world):
+                if metrics is not None:
+                    world.observe_with(metrics, sum(kv_shape(config, n).token_bytes for _, n in cache_config(config).payloads))
+                if on_world is not None:
+                    on_world(world)
+                results[rank] = world.run()
         except BaseException as error:  # whatever ends a rank must end the others too, and is raised below
             errors.append((rank, error))
             group.break_off(f"rank {rank} ended: {type(error).__name__}: {error}")

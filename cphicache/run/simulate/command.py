@@ -38,7 +38,7 @@ _FIRST_CANARY = next(iter(CANARIES))
     f"[{_FIRST_CANARY}]",
 )
 @click.option("--no-shrink", "shrinking", flag_value=False, default=True, help="Print failing worlds as they are.")
-@click.option("--wall-s", type=click.FloatRange(1.0, 86400.0), default=60.0, show_default=True, help="Longest time for one world.")
+@click.option("--cpu-s", type=click.FloatRange(1.0, 86400.0), default=60.0, show_default=True, help="Processor time for one world.")
 def simulate_command(
     *,
     seed: int | None,
@@ -48,7 +48,7 @@ def simulate_command(
     keep_going: bool,
     canary: str | None,
     shrinking: bool,
-    wall_s: float,
+    cpu_s: float,
 ) -> None:
     """Draw whole worlds from seeds - sizes, policies, ranks, requests, delays, faults -, run them on the classes that serve, and check
     every byte, slot, lock and hold from outside.
@@ -66,7 +66,7 @@ def simulate_command(
     import torch
 
     torch.set_num_threads(1)  # the ranks are threads already
-    runner = _Runner(canary, shrinking=shrinking, wall_s=wall_s)
+    runner = _Runner(canary, shrinking=shrinking, cpu_s=cpu_s)
     try:
         if world is None:
             runner.run_seeds(chosen, jobs=min(jobs, len(chosen)), keep_going=keep_going)
@@ -81,10 +81,10 @@ def simulate_command(
 class _Runner:
     """Runs, prints failures, and sums up."""
 
-    def __init__(self, canary: str | None, *, shrinking: bool, wall_s: float) -> None:
+    def __init__(self, canary: str | None, *, shrinking: bool, cpu_s: float) -> None:
         self._canary = canary
         self._shrinking = shrinking
-        self._wall_s = wall_s
+        self._cpu_s = cpu_s
         self._seen = Counter[str]()
         self._worlds = 0
         self._failures: list[tuple[str, Outcome]] = []
@@ -94,7 +94,7 @@ class _Runner:
         columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
             task = progress.add_task("simulating", total=len(seeds))
-            found = run_seeds(seeds, jobs=jobs, canary=self._canary, wall_s=self._wall_s)
+            found = run_seeds(seeds, jobs=jobs, canary=self._canary, cpu_s=self._cpu_s)
             for done in found:
                 self._note(f"seed {done.seed}", done.outcome)
                 progress.advance(task)
@@ -108,7 +108,7 @@ class _Runner:
                     progress.start()
 
     def run_world(self, world: DrawnWorld) -> None:
-        outcome = run_guarded(world, "the world", self._canary, self._wall_s)
+        outcome = run_guarded(world, "the world", self._canary, self._cpu_s)
         self._note("the world", outcome)
         if outcome.code:
             self._explain(world, outcome, self._command(world))
@@ -149,7 +149,7 @@ class _Runner:
         tries = MOST_TRIES if outcome.code != Code.NO_PROGRESS else MOST_TRIES // 4  # these take their time
 
         def run(smaller: DrawnWorld) -> Outcome:
-            return run_guarded(smaller, "a smaller world", self._canary, self._wall_s)
+            return run_guarded(smaller, "a smaller world", self._canary, self._cpu_s)
 
         small, how = shrink(world, outcome, run, tries=tries)
         click.echo(f"shrunk to:    {self._command(small)}")

@@ -6,10 +6,11 @@ import faulthandler
 import multiprocessing
 import os
 import sys
+import time
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
-from threading import Timer
+from threading import Event, Thread
 from typing import NamedTuple
 
 from cphicache.run.simulate.drawn import DrawnWorld, draw
@@ -17,7 +18,9 @@ from cphicache.run.simulate.outcome import Code, Outcome
 from cphicache.run.simulate.planted import CANARIES
 
 GRACE = 2.0
-"""A world is asked to end after its time, and ended with its process after so many times that."""
+"""A world is asked to end after its processor time, and ended with its process after so many times that."""
+IDLE_SHARE = 0.001
+"""A process that took less of a processor than this between two looks hangs. One on a machine that is busy with others takes more."""
 
 
 ENDED = "process ended"
@@ -32,39 +35,45 @@ class Done(NamedTuple):
 
 
 @contextmanager
-def watchdog(what: str, wall_s: float) -> Iterator[None]:
-    """Ends the process with :attr:`Code.NO_PROGRESS` when the body, that cannot be interrupted, takes too long."""
+def watchdog(what: str, cpu_s: float) -> Iterator[None]:
+    """Ends the process with :attr:`Code.NO_PROGRESS` when the body, that cannot be interrupted, takes too much processor time or none."""
+    ended = Event()
 
-    def give_up() -> None:
-        sys.stderr.write(f"cphicache: no progress: {what} does not end; stacks follow\n")
-        faulthandler.dump_traceback(sys.stderr)
-        os._exit(Code.NO_PROGRESS)
+    def watch() -> None:
+        started = before = time.process_time()
+        while not ended.wait(cpu_s * GRACE):
+            now = time.process_time()
+            if now - started > cpu_s * GRACE or now - before < IDLE_SHARE * cpu_s * GRACE:
+                sys.stderr.write(f"cphicache: no progress: {what} does not end; stacks follow\n")
+                faulthandler.dump_traceback(sys.stderr)
+                os._exit(Code.NO_PROGRESS)
+            before = now
 
-    timer = Timer(wall_s * GRACE, give_up)
-    timer.daemon = True
-    timer.start()
+    thread = Thread(target=watch, name="watchdog", daemon=True)
+    thread.start()
     try:
         yield
     finally:
-        timer.cancel()
+        ended.set()
+        thread.join()
 
 
-def run_guarded(world: DrawnWorld, what: str, canary: str | None, wall_s: float) -> Outcome:
+def run_guarded(world: DrawnWorld, what: str, canary: str | None, cpu_s: float) -> Outcome:
     """One world in this process."""
     from cphicache.run.simulate.judge import simulate
 
-    with watchdog(what, wall_s):
-        return simulate(world, canary=None if canary is None else CANARIES[canary], wall_s=wall_s)
+    with watchdog(what, cpu_s):
+        return simulate(world, canary=None if canary is None else CANARIES[canary], cpu_s=cpu_s)
 
 
-def run_seeds(seeds: Iterable[int], *, jobs: int, canary: str | None, wall_s: float) -> Generator[Done, None, None]:
+def run_seeds(seeds: Iterable[int], *, jobs: int, canary: str | None, cpu_s: float) -> Generator[Done, None, None]:
     """Every seed's outcome. With ``jobs`` above 1 in processes, which are ended when the caller wants no more."""
     if jobs == 1:
         for seed in seeds:
-            yield Done(seed, run_guarded(draw(seed), f"seed {seed}", canary, wall_s))
+            yield Done(seed, run_guarded(draw(seed), f"seed {seed}", canary, cpu_s))
         return
     left = iter(seeds)
-    workers = [_Worker(canary, wall_s) for _ in range(jobs)]
+    workers = [_Worker(canary, cpu_s) for _ in range(jobs)]
     try:
         for worker in workers:
             worker.give(next(left, None))
@@ -76,7 +85,7 @@ def run_seeds(seeds: Iterable[int], *, jobs: int, canary: str | None, wall_s: fl
                 done = worker.take()
                 if done.outcome.kind == ENDED:
                     worker.end()
-                    workers[at] = _Worker(canary, wall_s)
+                    workers[at] = _Worker(canary, cpu_s)
                 workers[at].give(next(left, None))
                 yield done
     finally:
@@ -87,10 +96,10 @@ def run_seeds(seeds: Iterable[int], *, jobs: int, canary: str | None, wall_s: fl
 class _Worker:
     """A process that runs the seeds that it is given, one at a time."""
 
-    def __init__(self, canary: str | None, wall_s: float) -> None:
+    def __init__(self, canary: str | None, cpu_s: float) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs, canary, wall_s), daemon=True)
+        self.process = context.Process(target=_work, args=(theirs, canary, cpu_s), daemon=True)
         self.process.start()
         theirs.close()
         self.seed: int | None = None
@@ -118,7 +127,7 @@ class _Worker:
         self.pipe.close()
 
 
-def _work(pipe: Connection, canary: str | None, wall_s: float) -> None:
+def _work(pipe: Connection, canary: str | None, cpu_s: float) -> None:
     import torch
 
     torch.set_num_threads(1)
@@ -127,4 +136,4 @@ def _work(pipe: Connection, canary: str | None, wall_s: float) -> None:
             seed = pipe.recv()
         except (EOFError, KeyboardInterrupt):
             return
-        pipe.send(run_guarded(draw(seed), f"seed {seed}", canary, wall_s))
+        pipe.send(run_guarded(draw(seed), f"seed {seed}", canary, cpu_s))

@@ -1,0 +1,93 @@
+"""A small run that something from outside hits, and what must be left after it: nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cphicache.events import read_events
+from cphicache.run.config import RunConfig
+from cphicache.run.jobs import load_requests
+from cphicache.run.world import RankResult, run_world
+from cphicache.transfer.pools.memory import HostMemory
+from tests.run.worlds import small
+
+CHUNK_BYTES = 4096
+
+
+class Pins:
+    """A driver that writes down what is registered, on all ranks."""
+
+    def __init__(self) -> None:
+        self.held: set[int] = set()
+        self.most = 0
+
+    def register(self, address: int, size_bytes: int) -> None:
+        self.held.add(address)
+        self.most = max(self.most, len(self.held))
+
+    def unregister(self, address: int) -> None:
+        self.held.remove(address)
+
+
+@contextmanager
+def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pins]:
+    """Within this, host memory is pinned in small chunks; afterwards none of it is, and no thread of a run is alive."""
+    pins = Pins()
+    monkeypatch.setattr(HostMemory, "for_device", classmethod(lambda cls, device: HostMemory(pins, CHUNK_BYTES)))
+    threads = set(threading.enumerate())
+    yield pins
+    assert not pins.held
+    assert set(threading.enumerate()) <= threads
+
+
+def busy(log: Path | None = None, **changed: Any) -> RunConfig:
+    """Two ranks that copy on real threads, both tiers full, with aborts, retractions and chunked prompts."""
+    return small(
+        **{
+            "requests": 12,
+            "streams": "threads",
+            "layers": 1,
+            "device_tokens": 256,
+            "host_tokens": 256,
+            "abort_rate": 0.2,
+            "retract_rate": 0.2,
+            "log": log,
+            "log_level": "ops" if log is not None else "off",
+            **changed,
+        }
+    )
+
+
+def run(config: RunConfig, **options: Any) -> list[RankResult]:
+    return run_world(config, load_requests(config), **options)
+
+
+def whole_events(log: Path, ranks: int) -> list[int]:
+    """Events of each rank's log, each of which must be readable to its last line."""
+    paths = [log.with_name(f"{log.stem}.rank{rank}{log.suffix}") for rank in range(ranks)] if ranks > 1 else [log]
+    return [sum(1 for _ in read_events(path)) for path in paths if path.exists()]
+
+
+def nth_call(
+    original: Callable[..., Any], nth: int, error: BaseException, thread: str | None = None
+) -> tuple[Callable[..., Any], list[int]]:
+    """A function in whose ``nth`` call (on that thread) the error is raised instead. The list counts the calls."""
+    calls = [0]
+    lock = threading.Lock()
+
+    def called(*args: Any, **options: Any) -> Any:
+        if thread is None or threading.current_thread().name == thread:
+            with lock:
+                calls[0] += 1
+                hit = calls[0] == nth
+            if hit:
+                raise error
+        return original(*args, **options)
+
+    return called, calls

@@ -1,0 +1,225 @@
+"""What comes from outside of a run, at every place at which it can: nothing is left behind, and one line says what it was."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import io
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+import cphicache
+from cphicache.engine.effects import Effects
+from cphicache.events.sinks import LineFile
+from cphicache.lifecycle.port import LifecyclePort
+from cphicache.replay import replay
+from cphicache.run import world as world_module
+from cphicache.run.scheduler import Scheduler
+from cphicache.run.world import RunFailed
+from cphicache.transfer.pools.memory import HostMemory, HostMemoryError
+from cphicache.transfer.port import TransferPort
+from cphicache.transfer.rank import RankTransfer
+from tests.faults.rig import busy, nothing_left, nth_call, run, whole_events
+
+
+def methods_of(port: type[Protocol]) -> list[str]:  # type: ignore[valid-type]
+    return [name for name, member in vars(port).items() if callable(member) and not name.startswith("_")]
+
+
+PLACES = [(RankTransfer, name) for name in methods_of(TransferPort)] + [(Effects, name) for name in methods_of(LifecyclePort)]
+"""Every call between the engine and its local half, and everything that a transition asks or does."""
+NOT_REACHED = {"reset", "wait_backup", "wait_load", "fail_load", "undo_load", "drain_now", "victims_suffice"}
+"""Only after other faults, or on other ways to serve."""
+
+
+# -- an error at every place ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("owner", "name"), PLACES, ids=[f"{owner.__name__}.{name}" for owner, name in PLACES])
+def test_a_call_that_raises_ends_the_run_cleanly(owner: type, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R30, R35: an error inside of any call of a port, on one rank, is told by its name and text. The other rank ends too, host memory
+    is given back, no thread lives on, and both logs are whole lines."""
+    raising, calls = nth_call(getattr(owner, name), 1, RuntimeError(f"planted in {name}"), thread="rank1")
+    monkeypatch.setattr(owner, name, raising)
+    log = tmp_path / "events.jsonl"
+    told = ""
+    with nothing_left(monkeypatch) as pins:
+        try:
+            run(busy(log))
+        except RunFailed as failed:
+            told = str(failed)
+        assert pins.most
+    if calls[0]:
+        assert told == f"rank 1: RuntimeError: planted in {name}"
+        assert name not in NOT_REACHED
+    else:
+        assert not told
+        assert name in NOT_REACHED
+    assert all(events > 1 for events in whole_events(log, 2))
+
+
+@pytest.mark.parametrize("place", ["on_tick", "on_done", "on_world", "streams"])
+def test_a_callback_of_the_caller_that_raises_ends_the_run_cleanly(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R30: what the caller of a run hands in may raise too: before the run, in it, and after a request."""
+
+    def raises(*args: Any) -> Any:
+        raise LookupError(f"planted in {place}")
+
+    with nothing_left(monkeypatch), pytest.raises(RunFailed, match=rf"^rank \d: LookupError: planted in {place}$"):
+        run(busy(tmp_path / "events.jsonl"), **{place: raises})
+
+
+# -- memory ---------------------------------------------------------------------------------------------------------------------------
+def test_no_host_memory_at_any_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R31: memory that ends at any buffer of any rank is one line; what the rank and the others had is given back."""
+    counting, calls = nth_call(HostMemory.allocate, 0, RuntimeError())
+    with monkeypatch.context() as patch, nothing_left(patch):
+        patch.setattr(HostMemory, "allocate", counting)
+        run(busy())
+    assert calls[0] > 2
+    for nth in range(1, calls[0] + 1):
+        failing, _ = nth_call(
+            HostMemory.allocate, nth, HostMemoryError("host pool buffer of 1 bytes: the system has not that much")
+        )
+        with monkeypatch.context() as patch, nothing_left(patch):
+            patch.setattr(HostMemory, "allocate", failing)
+            with pytest.raises(RunFailed, match="HostMemoryError: host pool buffer of 1 bytes") as caught:
+                run(busy())
+            assert "\n" not in str(caught.value)
+
+
+# -- the disk -------------------------------------------------------------------------------------------------------------------------
+class FullDisk(io.RawIOBase):
+    """A file that takes ``room`` bytes."""
+
+    def __init__(self, path: Path, room: int) -> None:
+        self._file = path.open("wb", buffering=0)
+        self._room = room
+
+    def write(self, data: Any) -> int:
+        part = memoryview(data)[: self._room]
+        if not part:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self._room -= len(part)
+        return self._file.write(part)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def test_a_disk_that_is_full_at_any_part_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R36: wherever the disk ends - at the first byte, inside of a line, at the close - the run ends with one line that names the log
+    and the cause, and nothing of it is left; a disk with just enough room is enough."""
+    monkeypatch.setattr("cphicache.events.sinks.BUFFER_BYTES", 4096)
+    log = tmp_path / "events.jsonl"
+    config = busy(log, cp_size=1, streams="virtual")
+    with nothing_left(monkeypatch):
+        run(config)
+    size = log.stat().st_size
+    assert size > 5 * 4096
+    for room in (0, 1, 4096, size // 2, size - 1):
+        with monkeypatch.context() as patch, nothing_left(patch):
+            fill(patch, room)
+            with pytest.raises(RunFailed, match=r"events\.jsonl: cannot be written \(No space left on device\)") as caught:
+                run(config)
+            assert caught.value.kind == "unusable"
+            assert "\n" not in str(caught.value)
+        assert log.stat().st_size == room
+    with monkeypatch.context() as patch, nothing_left(patch):
+        fill(patch, size)
+        run(config)
+
+
+def fill(patch: pytest.MonkeyPatch, room: int) -> None:
+    """Logs go to a disk with so much room."""
+    opened = LineFile.__init__
+
+    def on_full_disk(self: LineFile, path: Path) -> None:
+        opened(self, path)
+        self._file.close()
+        self._file = FullDisk(path, room)  # type: ignore[assignment]
+
+    patch.setattr(LineFile, "__init__", on_full_disk)
+
+
+# -- interrupts -----------------------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def default_sigint() -> Iterator[None]:
+    """As in a foreground process: an interrupt is a KeyboardInterrupt."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("default_sigint")
+def test_an_interrupt_at_any_tick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R18: an interrupt at whatever tick, the last one included, ends all ranks: nothing is left, and their logs are whole lines."""
+    log = tmp_path / "events.jsonl"
+    config = busy(log, requests=4, streams="virtual")
+    last = max(result.ticks for result in run(config))
+    main = threading.main_thread().ident
+    assert main is not None
+    assert last > 5
+    for tick in range(1, last + 1):
+
+        def interrupt(scheduler: Scheduler, tick: int = tick) -> None:
+            if scheduler.tick == tick:
+                signal.pthread_kill(main, signal.SIGINT)
+
+        with nothing_left(monkeypatch), pytest.raises(KeyboardInterrupt):
+            run(config, on_tick=interrupt)
+        assert all(events >= 1 for events in whole_events(log, 2))
+
+
+# -- clocks ---------------------------------------------------------------------------------------------------------------------------
+CLOCKS = {
+    "agree/distributed.py": "perf_counter",  # how long a wait took (reported), and when a reduction is given to the watcher
+    "agree/membership.py": "monotonic",  # signs of life; a jump counts as a slice, see tests/ranks/test_membership.py
+    "explore/search.py": "monotonic",  # how long an exploration may take
+    "run/launch.py": "monotonic",  # how long interrupted ranks may take
+    "run/simulate/judge.py": "process_time",  # how long a world may compute
+    "run/simulate/workers.py": "process_time",  # the same, for one that cannot be interrupted
+    "run/world.py": "time",  # a field of the log
+    "sglang/factory.py": "time",  # a field of the log
+}
+
+
+def test_clocks_are_read_where_they_are_known_to_be() -> None:
+    """R18: time is ticks. Whatever reads a clock is listed here with its reason, and none of it is the engine or what it stands on."""
+    root = Path(cphicache.__file__).parent
+    found: dict[str, set[str]] = {}
+    for path in root.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.value, ast.Name)
+                and node.value.id == "time"
+                and node.attr != "sleep"
+            ):
+                found.setdefault(path.relative_to(root).as_posix(), set()).add(node.attr)
+    kept = {name: clocks for name, clocks in found.items() if not name.startswith("bench/")}
+    assert kept == {name: {clock} for name, clock in CLOCKS.items()}
+
+
+@pytest.mark.parametrize("jump_s", [-1e6, 1e6])
+def test_a_wall_clock_that_jumps_changes_a_field_of_the_log(jump_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R36: a wall clock that jumps at every reading, either way, changes nothing that is served or read back."""
+    reading = [1e9]
+
+    def jumping() -> float:
+        reading[0] += jump_s
+        return reading[0]
+
+    monkeypatch.setattr(world_module.time, "time", jumping)
+    log = tmp_path / "events.jsonl"
+    with nothing_left(monkeypatch):
+        results = run(busy(log, cp_size=1))
+    assert results[0].served.finished + results[0].served.aborted == 12
+    assert not results[0].leaks
+    assert not replay([log]).findings
