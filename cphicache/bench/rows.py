@@ -130,7 +130,7 @@ BENCHES: tuple[Bench, ...] = (
         Bench(f"{name}-growth", f"{what}, {_span(sizes)} {over}: exponent of growth", None, growth(sizes, over, sampler_of))
         for name, what, sizes, over, sampler_of in (
             ("lifecycle", "a record's life of four edges", SIZES, "live records", life_of),
-            ("ledger", "ask, take and give back on eight ranks", SIZES, "nodes with host slots", account_of),
+            ("ledger", "taking and giving back slots of eight ranks", SIZES, "nodes with host slots", account_of),
             ("layers", "all reports of a forward with one pending node", (1, 4, 16, 61, 122), "layers", layers_of),
             ("ranks", "one rank's part of the backup of 16 pages", (1, 2, 4, 8), "ranks", ranks_of),
             ("pages", "one node's backup", (1, 4, 16, 64, 256), "pages", pages_of),

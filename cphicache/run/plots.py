@@ -69,7 +69,7 @@ def costs(found: Mapping[str, Any]) -> dict[str, Figure]:
             label = f"{row['what'].partition(',')[0]} (exponent {row['median']:.2f})"
             axes.plot(details["sizes"], details["us"], marker="o", markersize=3, label=label)
         axes.set(xscale="log", yscale="log", xlabel=unit, ylabel="CPU time, microseconds")
-        axes.legend()
+        figure.legend(loc="outside lower center", fontsize=8)  # below: lines may be anywhere
         figures[name] = figure
     return figures
 
