@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -45,6 +46,25 @@ def make_group(store: KeyStore, rank: int, size: int, timeout_s: float) -> dist.
     if group is None:
         raise AssertionError("process group: expected one after its initialization, found none")
     return group
+
+
+def join_subgroup(members: Sequence[int], timeout_s: float) -> dist.ProcessGroup:
+    """Make a gloo group of some ranks of a default group that is there already (a server's). All members call this, and nobody else."""
+    timeout = timedelta(seconds=timeout_s)
+    group = dist.new_group(list(members), timeout=timeout, backend="gloo", use_local_synchronization=True)
+    return cast(dist.ProcessGroup, group)
+
+
+def connect_group_store(group: dist.ProcessGroup) -> KeyStore:
+    """A connection of its own to the store in which the group has met, with keys that nobody else uses."""
+    return cast(KeyStore, dist.PrefixStore("cphicache", group.get_group_store().clone()))  # type: ignore[attr-defined]
+
+
+def tell_all(group: dist.ProcessGroup, told: Mapping[str, str]) -> list[Mapping[str, str]]:
+    """What each rank of the group tells at start, in rank order. Blocks until all have come."""
+    answers: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(answers, dict(told), group=group)
+    return answers
 
 
 class DistributedReducer:

@@ -78,12 +78,21 @@ def read_beat(store: KeyStore, rank: int) -> Beat | None:
 class Membership:
     """One rank's part: it writes its own heartbeat, and finds out who has gone when a reduction does not come.
 
-    ``make_store``: a connection of its own for the heartbeat thread, and one for the rank. ``stop`` is set from outside (a signal), or by
-    the thread when the store is gone or the rank finds itself excluded: the rank ends at its next step. Only own waiting counts towards
-    ``timeout_s``, so that a process that was stopped does not blame the others for that time.
+    ``make_store``: a connection of its own for the heartbeat thread, and one for the rank; ``host``: whose store it is. ``stop`` is set
+    from outside (a signal), or by the thread when the store is gone or the rank finds itself excluded: the rank ends at its next step.
+    Only own waiting counts towards ``timeout_s``, so that a process that was stopped does not blame the others for that time.
     """
 
-    def __init__(self, make_store: Callable[[], KeyStore], rank: int, size: int, timeout_s: float, stop: Event) -> None:
+    def __init__(
+        self,
+        make_store: Callable[[], KeyStore],
+        rank: int,
+        size: int,
+        timeout_s: float,
+        stop: Event,
+        *,
+        host: str = "the launcher",
+    ) -> None:
         self.rank = rank
         self.size = size
         self.timeout_s = timeout_s
@@ -91,6 +100,7 @@ class Membership:
         self.why_stopped: GroupBroken | None = None
         self.issued = self.tick = self.served = 0
         self.store = make_store()
+        self._host = host
         self._ending = Event()
         self._lock = Lock()
         self._beat_s = min(timeout_s / BEATS_PER_TIMEOUT, LONGEST_BEAT_S)
@@ -107,7 +117,7 @@ class Membership:
                 store.set(f"beat/{self.rank}", json.dumps([beat, self.issued, self.tick, self.served]))
                 verdict = self._read_verdict(store)
             except RuntimeError as error:  # what a torch store raises when its host is gone
-                self._stop_with(GroupBroken(f"rank {self.rank}: the launcher's store does not answer ({_first_line(error)})"))
+                self._stop_with(GroupBroken(f"rank {self.rank}: {self._host}'s store does not answer ({_first_line(error)})"))
                 return
             if os.getppid() != self._parent:
                 self._stop_with(GroupBroken(f"rank {self.rank}: the launcher has gone"))

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, BinaryIO
 
+import orjson
+import structlog
 import torch
 
 from cphicache.agree.local import SingleReducer
-from cphicache.bench.harness import Effort, Measured, Sampler, Spread, clock, cost_us, looped
+from cphicache.bench.harness import Effort, Measured, Sampler, Spread, clock, cost_us, looped, ratio
 from cphicache.bench.lifecycle_rows import LAYERS, cycle_rows
 from cphicache.bench.ports import EmptyPort, NoStreams
 from cphicache.engine import CacheConfig, CpHiRadixCache
-from cphicache.lifecycle import BackupRecord, LifecycleMachine, State, Trigger
+from cphicache.engine.records import Backup
+from cphicache.engine.state import CacheState
+from cphicache.engine.steps import Steps
+from cphicache.events import EventLog, Level
+from cphicache.lifecycle import BackupRecord, Input, LifecycleMachine, State, Trigger
 from cphicache.lifecycle.record import NO_INPUT
 from cphicache.spaces.layout import CpSharedKVLayout
 from cphicache.spaces.types import LogicalPage
@@ -32,7 +39,14 @@ COMPUTE_US = 20.0
 class Engine:
     """An engine of one rank over real pools (of small items) and given streams."""
 
-    def __init__(self, streams: Streams, *, nodes: int = 1, overlap: bool = True, copy_us: float = 0.0) -> None:
+    def __init__(
+        self,
+        streams: Streams,
+        *,
+        nodes: int = 1,
+        overlap: bool = True,
+        copy_us: float = 0.0,
+    ) -> None:
         pages = 2 * nodes
         self.nodes = nodes
         self.config = CacheConfig(
@@ -97,26 +111,85 @@ def layer_cost(nodes: int) -> Callable[[Effort], Measured]:
     """Microseconds for one more stored layer of one payload with so many pending nodes, the submission included, without the copy."""
 
     def measure(effort: Effort) -> Measured:
-        engine = Engine(NoStreams(), nodes=nodes)
-
-        def sample(operations: int) -> float:
-            took, left = 0.0, operations
-            stored = engine.cache.layer_stored
-            while left > 0:
-                engine.reserve()
-                stored(BATCH, 0, 0)
-                layers = range(1, min(LAYERS, left + 1))
-                start = clock()
-                for layer in layers:
-                    stored(BATCH, 0, layer)
-                took += clock() - start
-                left -= len(layers)
-                engine.end()
-            return took
-
-        return cost_us("layer", {"layer": sample, "stock trigger": _stock_trigger()}, effort)
+        sampler = _layers(Engine(NoStreams(), nodes=nodes))
+        return cost_us("layer", {"layer": sampler, "stock trigger": _stock_trigger()}, effort)
 
     return measure
+
+
+def _layers(engine: Engine) -> Sampler:
+    """A sampler of stored layers, one operation each."""
+
+    def sample(operations: int) -> float:
+        took, left = 0.0, operations
+        stored = engine.cache.layer_stored
+        while left > 0:
+            engine.reserve()
+            stored(BATCH, 0, 0)
+            layers = range(1, min(LAYERS, left + 1))
+            start = clock()
+            for layer in layers:
+                stored(BATCH, 0, layer)
+            took += clock() - start
+            left -= len(layers)
+            engine.end()
+        return took
+
+    return sample
+
+
+class _NoMachine(Steps):
+    """What is left of the steps when the machine takes none: a call for each, and their events."""
+
+    def _counted_step(self, record: Backup, trigger: Trigger, given: Input) -> str | None:
+        return None
+
+
+def event_cost(nodes: int) -> Callable[[Effort], Measured]:
+    """One line of structlog over what the event of a stored layer adds to a step, with so many pending nodes: its columns read, the
+    clock, the place in the buffer."""
+
+    def measure(effort: Effort) -> Measured:
+        log = EventLog(None, rank=0, level=Level.LIFECYCLE, wall_clock=time.time, header={}, keep=1 << 12)
+        config = CacheConfig(page_size=PAGE_SIZE, cp_size=1, usable_pages=1, payloads=(("target", LAYERS),), host_slots=PAGE_SIZE)
+        logged, plain = _NoMachine(CacheState(config), log), _NoMachine(CacheState(config), None)
+        records = [Backup(number, 1, bound=True, no_need=(0,)) for number in range(nodes)]
+        for record in records:
+            record.state = State.LAYERS_IN_FLIGHT
+        given = Input(layers=(2,))
+
+        def added(operations: int) -> float:
+            took = {}
+            for steps in (plain, logged):
+                start = clock()
+                for _ in range(operations):
+                    steps.layers_stored(records, given)
+                took[steps] = clock() - start
+            return took[logged] - took[plain]
+
+        with open("/dev/null", "wb") as nowhere:
+            return ratio("structlog", "ours", {"ours": added, "structlog": _structlog_lines(nowhere)}, effort, scale=nodes)
+
+    return measure
+
+
+def _structlog_lines(file: BinaryIO) -> Sampler:
+    """The same event, as structlog is used without a log of our own."""
+    logger: Any = structlog.wrap_logger(
+        structlog.BytesLogger(file=file),
+        processors=[structlog.processors.TimeStamper(), structlog.processors.JSONRenderer(serializer=orjson.dumps)],
+    ).bind(rank=0)
+
+    def lines(operations: int) -> None:
+        info = logger.info
+        for number in range(operations):
+            info(
+                "step", tick=number, node=17, generation=3, trigger="layer_stored", before="LAYERS_IN_FLIGHT",
+                after="LAYERS_IN_FLIGHT", bound=True, agreed=False, submitted={"target": 3}, confirmed={"target": 2}, slots=128,
+                used=4096, payload="target", layers=(2,),
+            )  # fmt: skip
+
+    return looped(lines)
 
 
 def _stock_trigger() -> Sampler:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-import orjson
-import structlog
 import torch
 
 from cphicache.bench.harness import Effort, Measured, Sampler, Spread, looped, ratio
 from cphicache.bench.ports import EmptyPort
 from cphicache.engine.records import Backup
-from cphicache.events import EventLog, Level
 from cphicache.lifecycle import BackupRecord, Input, LifecycleMachine, Row, State, Trigger
 from cphicache.lifecycle.record import NO_INPUT
 from cphicache.transfer.pools.device import DevicePool, KVShape
@@ -156,37 +152,6 @@ def record_growth(effort: Effort) -> Measured:
 
     few, many = FEW, effort.size(MANY, least=2 * FEW)
     return ratio("many", "few", {"few": cycles(few), "many": cycles(many)}, effort)
-
-
-def event_record(effort: Effort) -> Measured:
-    """One lifecycle step into the event log's buffer against one line of structlog with the same fields."""
-    log = EventLog(None, rank=0, level=Level.LIFECYCLE, wall_clock=time.time, header={}, keep=1 << 12)
-    log.name_payloads(("target", "draft"))
-
-    def ours(operations: int) -> None:
-        record_step = log.record_step
-        for number in range(operations):
-            record_step(
-                number, 17, 3, Trigger.LAYER_STORED, State.LAYERS_IN_FLIGHT, State.LAYERS_IN_FLIGHT, None, None, True, False,
-                (7, 0), (3, 0), (64, 64), (0, 0), 4096, 0, "", (("payload", "target"), ("layers", (2,))),
-            )  # fmt: skip
-
-    with open("/dev/null", "wb") as nowhere:
-        logger: Any = structlog.wrap_logger(
-            structlog.BytesLogger(file=nowhere),
-            processors=[structlog.processors.TimeStamper(), structlog.processors.JSONRenderer(serializer=orjson.dumps)],
-        ).bind(rank=0)
-
-        def peer(operations: int) -> None:
-            info = logger.info
-            for number in range(operations):
-                info(
-                    "step", tick=number, node=17, generation=3, trigger="layer_stored", before="LAYERS_IN_FLIGHT",
-                    after="LAYERS_IN_FLIGHT", bound=True, agreed=False, submitted={"target": 3, "draft": 0},
-                    confirmed={"target": 2, "draft": 0}, slots=128, used=4096, payload="target", layers=(2,),
-                )  # fmt: skip
-
-        return ratio("structlog", "ours", {"ours": looped(ours), "structlog": looped(peer)}, effort)
 
 
 def live_memory(effort: Effort) -> Measured:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from cphicache.bench.copy_rows import PAGE_SIZE, RUN_TOKENS, backup_of_layer
-from cphicache.bench.engine_rows import copied_bytes, layer_cost, notification, virtual_overlap
+from cphicache.bench.engine_rows import copied_bytes, event_cost, layer_cost, notification, virtual_overlap
 from cphicache.bench.harness import Bench, Target
-from cphicache.bench.lifecycle_rows import event_record, live_memory, record_growth, share_of_copy, stepping, whole_table
+from cphicache.bench.lifecycle_rows import live_memory, record_growth, share_of_copy, stepping, whole_table
 from cphicache.bench.peer_rows import evict_one, insert_shared, match_chain
 from cphicache.bench.tree_rows import growth
 
 _SCATTERED, _COALESCED, _PAGE_FIRST = (Target("higher", *bounds) for bounds in ((0.5, 0.7), (0.8, 0.9), (0.4, 0.6)))
+
+_EVENT = Target("higher", 15, 25)
 
 BENCHES: tuple[Bench, ...] = (
     Bench(
@@ -33,7 +35,13 @@ BENCHES: tuple[Bench, ...] = (
         record_growth,
     ),
     Bench("record-memory", "memory of an idle record, all that it refers to alone included", None, live_memory),
-    Bench("event-record", "one structlog line over one event record", Target("higher", 15, 25), event_record),
+    Bench(
+        "event-record",
+        "one structlog line over what the event of a stored layer adds to its step, 1 pending node",
+        _EVENT,
+        event_cost(1),
+    ),
+    Bench("event-record-32", "the same with 32 pending nodes", _EVENT, event_cost(32)),
     Bench(
         "layer-1", "one more stored layer and payload, 1 pending node, without the copy", Target("lower", 15, 7.5), layer_cost(1)
     ),

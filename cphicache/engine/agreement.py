@@ -15,6 +15,7 @@ from cphicache.engine.oplog import OpLog
 from cphicache.engine.records import Backup, Load, LoadState
 from cphicache.engine.state import CacheState
 from cphicache.events import EventLog
+from cphicache.events.types import QUARANTINE
 from cphicache.lifecycle import Input, State, Trigger
 from cphicache.transfer.port import CopyStatus, OpKey, TransferPort
 
@@ -98,7 +99,7 @@ class Agreement:
         state.quarantined = reason
         state.outstanding = False
         if self._log is not None:
-            self._log.note(state.tick, "quarantine", pending=len(state.pending), loads=len(state.loads))
+            self._log.note(state.tick, QUARANTINE, pending=len(state.pending), loads=len(state.loads))
             self._log.note(state.tick, "group_broken", local=True, reason=reason)
         for record in sorted(state.pending.values(), key=lambda record: record.order):
             self._backups.fire(record, Trigger.RESET, Input(reason="quarantine"))

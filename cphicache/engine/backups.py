@@ -91,11 +91,7 @@ class Backups:
     # -- the forward ----------------------------------------------------------------------------------------------------------
     def layers_stored(self, records: Iterable[Backup], payload: int, layers: Sequence[int]) -> None:
         """These layers' stores have been issued: submit their copies, one submission a layer for all records."""
-        given = Input(payload=payload, layers=layers)
-        step, stored = self._steps.step, Trigger.LAYER_STORED
-        for record in records:
-            if record.state in ALIVE:
-                step(record, stored, given)  # nothing follows from it
+        self._steps.layers_stored(records, Input(payload=payload, layers=layers))
         copying = self._effects.take_copying()
         if copying:
             self._transfer.submit_layers([record.key for record in copying if not record.void], self._names[payload], layers)

@@ -34,6 +34,7 @@ from cphicache.engine.requests import Requests
 from cphicache.engine.state import CacheState, KVEvent
 from cphicache.engine.waiting import Waiting
 from cphicache.events import EventLog, Level
+from cphicache.events.types import DEVICE
 from cphicache.lifecycle import Input, State, Trigger
 from cphicache.spaces.types import LogicalPage
 from cphicache.transfer.port import CopyStatus, OpKey, TransferPort
@@ -72,6 +73,7 @@ class CpHiRadixCache:
         self.state = CacheState(config, allocator)
         self._transfer = transfer
         self._log = log
+        self._device_seen = (0, 0)
         self._ops: OpLog | None = None
         if log is not None and log.level >= Level.OPS:
             self._ops = OpLog(log, self.state, KeyedNames(hash_secret) if names is None else names)
@@ -147,8 +149,16 @@ class CpHiRadixCache:
         self._waiting.unpin()
         inserted, dropped = self._requests.insert_parked()
         self._waiting.retry()
+        if self._log is not None:
+            self._observe_device(self._log)
         poisoned = [request.rid for request in state.requests.values() if request.poisoned]
         return TickReport(state.tick, poisoned, inserted, dropped)
+
+    def _observe_device(self, log: EventLog) -> None:
+        used = self.config.usable_pages * self.config.page_size - self.available_size()
+        if (used, self.evictable_size()) != self._device_seen:
+            self._device_seen = used, self.evictable_size()
+            log.note(self.state.tick, DEVICE, local=True, in_use=used, evictable=self.evictable_size())
 
     def completion(self, key: OpKey, status: CopyStatus) -> None:
         """Hand a local completion in ahead of the tick's sample; one for an older generation is counted and ignored (R18)."""

@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from cphicache.engine.records import Backup, Refusal
 from cphicache.engine.state import CacheState
 from cphicache.events import EventLog
-from cphicache.events.render import Extra
+from cphicache.events.render import Extra, StepRecord
 from cphicache.lifecycle import NO_INPUT, Input, LifecycleMachine, LifecyclePort, State, Trigger
 
 DETAILED = frozenset({
-    Trigger.RESERVE, Trigger.RESERVE_RETRY, Trigger.LAYER_STORED, Trigger.AGREED, Trigger.PARENT_COMMITTED, Trigger.BIND,
+    Trigger.RESERVE, Trigger.RESERVE_RETRY, Trigger.AGREED, Trigger.PARENT_COMMITTED, Trigger.BIND,
     Trigger.SPLIT_WANTED, Trigger.SPLIT,
 })  # fmt: skip
 """Triggers whose events have fields of their own."""
@@ -26,7 +26,6 @@ class Steps:
         """Steps so far: what was asked at one count holds until the next."""
         self._state = state
         self._log = log
-        self._names = state.config.payload_names
         self._follow: deque[tuple[Backup, Trigger]] = deque()
         self._depth = 0
         self._refusal: Refusal | None = None
@@ -37,19 +36,41 @@ class Steps:
 
     def fire(self, record: Backup, trigger: Trigger, given: Input = NO_INPUT) -> str | None:
         """Take a step and all steps that follow from it. Returns the name of a stale no-op, ``None`` if an edge was taken."""
-        stale = self.step(record, trigger, given)
+        stale = self._step(record, trigger, given)
         if self._follow and not self._depth:
             self._depth += 1
             try:
                 while self._follow:
                     follower, following = self._follow.popleft()
-                    self.step(follower, following, NO_INPUT)
+                    self._step(follower, following, NO_INPUT)
             finally:
                 self._depth -= 1
         return stale
 
-    def step(self, record: Backup, trigger: Trigger, given: Input) -> str | None:
-        """Take this step alone: for triggers from which nothing follows."""
+    def layers_stored(self, records: Iterable[Backup], given: Input) -> None:
+        """Take this step with each pending one of these records, in order. Nothing follows from it."""
+        step, stored, log = self._counted_step, Trigger.LAYER_STORED, self._log
+        reserved, in_flight = State.RESERVED, State.LAYERS_IN_FLIGHT  # compared by identity: a set would hash them in Python
+        if log is None:
+            for record in records:
+                state = record.state
+                if state is in_flight or state is reserved:
+                    step(record, stored, given)
+            return
+        # a step that changes neither numbers, slots nor locks, and there may be many of them
+        tick, used, now = self._state.tick, self._state.ledger.used_by_rank, log.now()
+        events: list[StepRecord] = []
+        for record in records:
+            before = record.state
+            if before is in_flight or before is reserved:
+                stale = step(record, stored, given)
+                events.append((
+                    now, tick, record.node_id, record.generation, stored, before, record.state, stale, record.number, record.bound,
+                    record.agreed, (*record.submitted,), (*record.confirmed,), record.need, record.wasted_need, used, 0, given, (),
+                ))  # fmt: skip
+        log.add_all(events)
+
+    def _step(self, record: Backup, trigger: Trigger, given: Input) -> str | None:
         if self._log is not None:
             return self._logged_step(record, trigger, given, self._log)
         return self._counted_step(record, trigger, given)
@@ -81,34 +102,35 @@ class Steps:
         locks = 0 if record.node is None else record.node.lock_ref
         stale = self._counted_step(record, trigger, given)
         node = record.node
-        log.record_step(
-            self._state.tick,
-            record.node_id,
-            record.generation or generation,
-            trigger,
-            before,
-            record.state,
-            stale,
-            number if record.number is None else record.number,
-            record.bound,
-            record.agreed,
-            tuple(record.submitted),
-            tuple(record.confirmed),
-            self._state.no_need
-            if record.state is State.DEVICE_VALID_HOST_NONE
-            else record.need,  # before it is reserved: what it would take
-            record.wasted_need,
-            self._state.ledger.used,
-            0 if node is None else node.lock_ref - locks,
-            given.reason,
-            self._details(record, trigger, given) if trigger in DETAILED else (),
+        log.add(
+            (
+                log.now(),
+                self._state.tick,
+                record.node_id,
+                record.generation or generation,
+                trigger,
+                before,
+                record.state,
+                stale,
+                number if record.number is None else record.number,
+                record.bound,
+                record.agreed,
+                (*record.submitted,),
+                (*record.confirmed,),
+                self._state.no_need
+                if record.state is State.DEVICE_VALID_HOST_NONE
+                else record.need,  # before it is reserved: what it would take
+                record.wasted_need,
+                self._state.ledger.used_by_rank,
+                0 if node is None else node.lock_ref - locks,
+                given if trigger is Trigger.LAYER_STORED else given.reason,
+                self._details(record, trigger, given) if trigger in DETAILED else (),
+            )
         )
         return stale
 
     def _details(self, record: Backup, trigger: Trigger, given: Input) -> Extra:
         """What the log tells of some steps only, so that whoever replays it can see the tree, the copies and the refusals."""
-        if trigger is Trigger.LAYER_STORED:
-            return ("payload", self._names[given.payload]), ("layers", tuple(given.layers))
         if trigger is Trigger.SPLIT_WANTED:
             return (("request", given.who),)
         parent = record.parent if record.node is None else None if record.node.parent is None else record.node.parent.backup

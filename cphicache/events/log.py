@@ -17,18 +17,23 @@ from typing import Any, Self
 import orjson
 
 from cphicache import __version__
-from cphicache.events.render import Extra, Record, Renderer, encode_fields
+from cphicache.events.render import Record, Renderer, StepRecord, encode_fields
 from cphicache.events.sinks import EventLogError, FileWriter
 from cphicache.events.types import END, HEADER, LOST, SCHEMA_VERSION, STEP, WRITTEN_HERE, Level
 from cphicache.lifecycle import State, Trigger, table_hash
 
-__all__ = ["EventLog", "EventLogError"]
+__all__ = ["EventLog", "EventLogError", "rank_log_path"]
 
 _PACKAGES = ("torch", "transitions", "structlog", "orjson")
 _OWN = frozenset({HEADER, END, LOST, STEP})
 BUFFER_FACT_BYTES = 1 << 26
 """Encoded facts that wait to be written, at most (the long ones are lists of page hashes)."""
 _NEVER = 1 << 62
+
+
+def rank_log_path(path: Path, rank: int, size: int) -> Path:
+    """Where a rank writes its log: ``events.jsonl`` of rank 2 of 4 is ``events.rank2.jsonl``."""
+    return path if size == 1 else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
 
 
 class EventLog:
@@ -71,7 +76,8 @@ class EventLog:
         """``seq`` of the last event, lost ones included."""
         self._rank = rank
         self._path = path
-        self._clock = wall_clock
+        self.now: Callable[[], float | None] = _no_wall_time if wall_clock is None else wall_clock
+        """Wall time of what is recorded now."""
         self._wait = wall_clock is None if wait_when_full is None else wait_when_full
         self._lost = 0
         self._lost_now = 0
@@ -102,44 +108,27 @@ class EventLog:
             self._put_fact(head)
 
     def name_payloads(self, payloads: Sequence[str]) -> None:
-        """Names of the payloads whose masks :meth:`record_step` gets, once before the first."""
+        """Names of the payloads whose masks :meth:`add` gets, once before the first."""
         self._renderer.payloads = tuple(payloads)
 
     # -- writing --------------------------------------------------------------------------------------------------------------
-    def record_step(  # noqa: PLR0917 - positions, because this is the hot path
-        self,
-        tick: int,
-        node: int,
-        generation: int,
-        trigger: Trigger,
-        before: State,
-        after: State,
-        stale: str | None,
-        number: int | None,
-        bound: bool,
-        agreed: bool,
-        submitted: tuple[int, ...],
-        confirmed: tuple[int, ...],
-        need: tuple[int, ...],
-        wasted: tuple[int, ...],
-        used: int,
-        locks: int,
-        reason: str = "",
-        extra: Extra = (),
-    ) -> None:
-        """One lifecycle step. All arguments are values that do not change any more; see :data:`~cphicache.events.render.StepRecord`.
-
-        ``submitted`` and ``confirmed`` are masks of layers by payload, in the order of :meth:`name_payloads`; ``need`` and ``wasted``
-        host slots by rank. Everything but ``before`` tells how things are when the step has been taken.
-        """
-        records, clock = self._records, self._clock
-        if len(records) >= self._pressure and not self._has_room(tick):
+    def add(self, record: StepRecord) -> None:
+        """One lifecycle step as :data:`~cphicache.events.render.StepRecord`, whose wall time is an answer of :attr:`now`."""
+        records = self._records
+        if len(records) >= self._pressure and not self._has_room(record[1]):
             return
         self.seq += 1
-        records.append((
-            None if clock is None else clock(), tick, node, generation, trigger, before, after, stale, number, bound, agreed,
-            submitted, confirmed, need, wasted, used, locks, reason, extra,
-        ))  # fmt: skip
+        records.append(record)
+
+    def add_all(self, steps: Sequence[StepRecord]) -> None:
+        """Like :meth:`add` for each of these, in order."""
+        records, count = self._records, len(steps)
+        if len(records) + count > self._pressure:
+            for step in steps:
+                self.add(step)
+            return
+        self.seq += count
+        records.extend(steps)
 
     def step(  # noqa: PLR0917 - these six say which step it was, in the order of the log
         self,
@@ -164,7 +153,7 @@ class EventLog:
     ) -> None:
         """One lifecycle step, told in numbers: ``marks`` are (layers submitted, layers confirmed) by payload, ``slots`` host slots.
 
-        :meth:`record_step` is the same for those who have masks and needs and no time."""
+        :meth:`add` is the same for those who have masks and needs and no time."""
         if not self.level:
             return
         submitted = {name: mark[0] for name, mark in zip(payloads, marks, strict=True)}
@@ -209,10 +198,7 @@ class EventLog:
     def _put_fact(self, encoded: bytes) -> None:
         self._fact_bytes += len(encoded)
         self.seq += 1
-        self._records.append((self._now(), encoded))
-
-    def _now(self) -> float | None:
-        return None if self._clock is None else self._clock()
+        self._records.append((self.now(), encoded))
 
     def _hear_of_failure(self) -> None:
         self._pressure = 0  # the next event asks, and is told
@@ -249,7 +235,7 @@ class EventLog:
         count = self._lost_now
         if count:
             fields: dict[str, object] = {"event": LOST, "first": self.seq - count + 1, "lost": count}
-            self._records.append((self._now(), encode_fields(fields if tick is None else {**fields, "tick": tick}), count))
+            self._records.append((self.now(), encode_fields(fields if tick is None else {**fields, "tick": tick}), count))
             self._lost += count
             self._lost_now = 0
         self._pressure = self._pressure_at_ease
@@ -311,6 +297,10 @@ class EventLog:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _no_wall_time() -> None:
+    """Time is virtual."""
 
 
 def _header_fields(level: Level, config: Mapping[str, object]) -> dict[str, object]:

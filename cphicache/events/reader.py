@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import orjson
 
 from cphicache.events.sinks import part_path
 from cphicache.events.types import HEADER, LOST, SCHEMA_VERSION
+
+LINE_BYTES = 1 << 26
+"""The longest line that is read. Of what is no event log, such as a device without line ends, more would never end."""
 
 
 class Trouble(StrEnum):
@@ -104,7 +108,7 @@ def log_parts(path: Path) -> list[Path]:
     parts = [path]
     try:
         with path.open("rb") as file:
-            header = orjson.loads(file.readline() or b"null")
+            header = orjson.loads(file.readline(LINE_BYTES) or b"null")
     except (OSError, orjson.JSONDecodeError):
         return parts  # reading it tells
     last = header.get("part", 1) if isinstance(header, dict) else 1
@@ -121,10 +125,12 @@ def _tell(on_gap: OnGap | None, error: EventReadError) -> None:
     on_gap(error)
 
 
-def _read_part(path: Path, lines: Any, offset: int) -> Iterator[Line]:
+def _read_part(path: Path, file: BinaryIO, offset: int) -> Iterator[Line]:
     number = 0
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(iter(partial(file.readline, LINE_BYTES), b""), start=1):
         if not line.endswith(b"\n"):
+            if len(line) == LINE_BYTES:
+                raise EventReadError(Trouble.NOT_JSON, path, number, f"longer than {LINE_BYTES} bytes: not a line of an event log")
             what = f"the line is cut short, its writer was stopped; the {number - 1} lines before it are whole"
             raise EventReadError(Trouble.CUT, path, number, what)
         try:

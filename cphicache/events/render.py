@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import orjson
 import structlog
 
 from cphicache.events.types import STEP
-from cphicache.lifecycle import State, Trigger
+from cphicache.lifecycle import Input, State, Trigger
 
 Extra: TypeAlias = tuple[tuple[str, object], ...]
 """Further fields of a step: names and values that nobody can change any more (numbers, strings, tuples of them)."""
@@ -30,13 +30,15 @@ StepRecord: TypeAlias = tuple[
     tuple[int, ...],  # confirmed
     tuple[int, ...],  # host slots by rank
     tuple[int, ...],  # wasted ones among them, which go with the operation
-    int,  # slots in use
+    Sequence[int],  # slots in use by rank
     int,  # change of device locks
-    str,  # reason
+    str | Input,  # reason; of layer_stored what came with it: reason, payload and layers
     Extra,
 ]
-"""A lifecycle step as the scheduler thread leaves it: references to values, nothing computed. Not more than 19 of them: CPython keeps
-the memory of shorter tuples at hand."""
+"""A lifecycle step as the scheduler thread leaves it: references to values that do not change any more, nothing computed. Everything but
+``before`` tells how things are when the step has been taken. Masks of layers are by payload, in the order of
+:meth:`~cphicache.events.log.EventLog.name_payloads`, host slots by rank. Not more than 19 values: CPython keeps the memory of shorter
+tuples at hand."""
 
 FactRecord: TypeAlias = tuple[float | None, bytes]
 """Another event, encoded when it was noted, so that what the caller does with its lists afterwards is not seen."""
@@ -104,8 +106,9 @@ class Renderer:
 def _step_fields(record: StepRecord, names: tuple[str, ...]) -> dict[str, Any]:
     (
         _, tick, node, generation, trigger, before, after, stale, number, bound, agreed, submitted, confirmed, need, wasted,
-        used, locks, reason, extra,
+        used, locks, cause, extra,
     ) = record  # fmt: skip
+    reason = cause.reason if isinstance(cause, Input) else cause
     fields: dict[str, Any] = {
         "event": STEP,
         "tick": tick,
@@ -119,7 +122,7 @@ def _step_fields(record: StepRecord, names: tuple[str, ...]) -> dict[str, Any]:
         "submitted": {name: mask.bit_count() for name, mask in zip(names, submitted, strict=True)},
         "confirmed": {name: mask.bit_count() for name, mask in zip(names, confirmed, strict=True)},
         "slots": sum(need) + sum(wasted),
-        "used": used,
+        "used": sum(used),
     }
     if locks:
         fields["locks"] = locks
@@ -129,5 +132,7 @@ def _step_fields(record: StepRecord, names: tuple[str, ...]) -> dict[str, Any]:
         fields["number"] = number
     if reason:
         fields["reason"] = reason
+    if isinstance(cause, Input):
+        fields["payload"], fields["layers"] = names[cause.payload], list(cause.layers)
     fields.update(extra)
     return fields

@@ -24,6 +24,10 @@ STEP = "step"
 """Name of the event of one lifecycle step."""
 CACHE = "cache"
 """Name of the event with the sizes of the cache that is about to be served."""
+DEVICE = "device"
+"""Name of the event of the device pool's occupancy: an observation, which nothing follows from."""
+QUARANTINE = "quarantine"
+"""Name of the event with which a rank gives the host tier up: from there on it agrees with no other rank."""
 
 ENGINE = "engine"
 """Name of the event with the engine's configuration (level ``ops``)."""
@@ -117,6 +121,10 @@ EVENTS: Mapping[str, Mapping[str, str]] = {
         "count": "numbers below this one have been passed by every rank, up to a failed one",
         "first_failed": "first number that failed on some rank, or null",
     },
+    DEVICE: {
+        "in_use": "device tokens that cannot be handed out, all ranks together: of the tree, of requests, in flight",
+        "evictable": "those of them that unlocked nodes hold",
+    },
     "device_evicted": {"tokens": "device tokens freed", "dropped": "those of them without a host copy"},
     "write_back_wait": {"nodes": "whose backups the eviction waits for"},
     "load_back": {"load": "id of the load-back", "tokens": "tokens that it brings", "nodes": "the chain, parents first"},
@@ -135,7 +143,7 @@ EVENTS: Mapping[str, Mapping[str, str]] = {
         "chunked": "more chunks of the prompt follow",
     },
     "pinned": {"nodes": "the chain whose host copies stay, parents first", "ticks": "for how long"},
-    "quarantine": {"pending": "backups that roll back", "loads": "load-backs that are given up"},
+    QUARANTINE: {"pending": "backups that roll back", "loads": "load-backs that are given up"},
     "group_broken": {},
     ENGINE: {"config": "the engine's whole configuration"},
     OP: {

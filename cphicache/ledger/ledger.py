@@ -84,6 +84,11 @@ class HostLedger:
         """Host slots in use, all ranks together, in each payload."""
         return sum(self._used)
 
+    @property
+    def used_by_rank(self) -> Sequence[int]:
+        """The same by rank. Another object after each change, so that whoever keeps it keeps the figures of now."""
+        return self._used
+
     def least_free(self) -> int:
         """The smallest free count over all ranks and payloads."""
         return self._smallest_total - max(self._used)

@@ -1,10 +1,12 @@
-"""Ranks side by side: their logical events must be the same, one by one. The first that is not is named."""
+"""Ranks side by side: their logical events must be the same, one by one, up to where a rank leaves the group. The first that is not is
+named."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from cphicache.events.types import QUARANTINE
 from cphicache.replay.findings import Finding, Findings, Kind
 from cphicache.replay.live import describe_event
 from cphicache.replay.onelog import Given, OneLog
@@ -12,39 +14,56 @@ from cphicache.replay.onelog import Given, OneLog
 _ENDED: dict[str, Any] = {"event": "(the end of the log)"}
 
 
-def replay_together(logs: Sequence[OneLog], findings: Findings, on_step: Callable[[], None]) -> tuple[dict[str, Any] | None, str]:
+def replay_together(
+    logs: Sequence[OneLog], findings: Findings, on_step: Callable[[], None]
+) -> tuple[dict[str, Any] | None, list[str]]:
     """Replay all logs, as far as they agree one logical event of each at a time.
 
-    Returns the first disagreement, or None, and why the ranks were not compared to the end, or "". Equal sequences are in the same
-    order of ticks, so this merges the logs by tick; only one event of each is in memory.
+    Returns the first disagreement, or None, and why ranks were not compared to the end. Equal sequences are in the same order of ticks,
+    so this merges the logs by tick; only one event of each is in memory.
     """
-    runs: list[Iterator[Given]] = [log.views(compared=len(logs) > 1) for log in logs]
+    runs: dict[OneLog, Iterator[Given]] = {log: log.views(compared=len(logs) > 1) for log in logs}
     disagreement: dict[str, Any] | None = None
-    why = ""
-    while disagreement is None and not why:
-        given = [next(run, None) for run in runs]
+    told: list[str] = []
+    together = list(logs)
+    while disagreement is None and len(together) > 1:
+        following = {log: next(runs[log], None) for log in together}
         on_step()
-        if all(one is None for one in given):
+        if all(one is None for one in following.values()):
             break
-        gone = next((log for log in logs if log.incomplete), None)
-        if gone is not None and len(logs) > 1:
-            why = f"the ranks are compared up to tick {gone.last_tick} only: events are missing from {gone.path}"
+        gone = next((log for log in together if log.incomplete), None)
+        if gone is not None:
+            told.append(f"the ranks are compared up to tick {gone.last_tick} only: events are missing from {gone.path}")
             break
-        if len(logs) > 1:
-            disagreement = _compare(logs, given, findings)
-    for run in runs:
+        given = {log: one for log, one in following.items() if one is not None or log.cut is None}  # a cut is told already
+        for log in _winding_down(given):
+            told.append(
+                f"rank {log.rank} is compared up to tick {log.last_tick} only: there it gave the host tier up, and what it did to "
+                "end is its own business"
+            )
+            del given[log]
+        together = list(given)
+        disagreement = _compare(together, list(given.values()), findings) if len(together) > 1 else None
+    for run in runs.values():
         for _ in run:
             on_step()
-    return disagreement, why
+    return disagreement, told
+
+
+def _winding_down(given: Mapping[OneLog, Given | None]) -> list[OneLog]:
+    """Ranks that give the host tier up here, unless all do at once: without a group each rank ends, or goes on, by itself, and an
+    interrupt finds each at a place of its own. Those that do at once go on alike."""
+    leaving = {log: one[0].event.get("tick") for log, one in given.items() if one is not None and one[1]["event"] == QUARANTINE}
+    at_once = len(leaving) == len(given) and len(set(leaving.values())) == 1
+    return [] if at_once else list(leaving)
 
 
 def _compare(logs: Sequence[OneLog], given: Sequence[Given | None], findings: Findings) -> dict[str, Any] | None:
-    """Whom most ranks contradict is named; of two, the second. A log that was cut is left out: that it was cut is found already."""
-    present = [at for at, one in enumerate(given) if one is not None or logs[at].cut is None]
-    views = {at: _ENDED if (one := given[at]) is None else one[1] for at in present}
-    votes = {at: sum(views[at] == other for other in views.values()) for at in present}
-    right = max(present, key=lambda at: votes[at])
-    at = next((at for at in present if views[at] != views[right]), None)
+    """Whom most ranks contradict is named; of two, the second."""
+    views = [_ENDED if one is None else one[1] for one in given]
+    votes = [sum(view == other for other in views) for view in views]
+    right = votes.index(max(votes))
+    at = next((at for at, view in enumerate(views) if view != views[right]), None)
     if at is None:
         return None
     here, there = views[at], views[right]

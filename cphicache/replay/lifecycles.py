@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cphicache.events import EventReadError, read_lines
-from cphicache.events.types import CACHE, STEP
+from cphicache.events.types import CACHE, DEVICE, STEP
 from cphicache.lifecycle import PENDING, State, Trigger
 
 BACKUPS_KEPT = 100_000
@@ -78,19 +78,21 @@ class Lifecycles:
         self._names = names
         self._of_node: dict[int, _Backup] = {}
         self._generation: dict[int, int] = {}
-        self._curve: list[list[int]] = []  # tick, used, locked, with a host copy, evicted
-        self._used = self._locked = self._backed = self._evicted = 0
+        self._curve: list[list[int]] = []  # tick, used, locked, with a host copy, evicted, on the device, evictable
+        self._used = self._locked = self._backed = self._evicted = self._on_device = self._evictable = 0
         self._read()
 
     def curve(self) -> list[list[int]]:
         """Occupancy by tick: tick, host slots used, device tokens locked by pending backups, device tokens that also have a host copy,
-        device tokens evicted. Figures of all ranks together, in each payload. At most ``POINTS_KEPT`` entries."""
+        device tokens evicted, device tokens in use (0 in logs that do not tell), those of them that may be evicted. Figures of all ranks
+        together, in each payload. At most ``POINTS_KEPT`` entries."""
         width = -(-len(self._curve) // POINTS_KEPT)
         if width <= 1:
             return self._curve
         ranges = (self._curve[at : at + width] for at in range(0, len(self._curve), width))
-        return [[part[0][0], *(max(column) for column in list(zip(*part, strict=True))[1:4]), sum(one[4] for one in part)]
-                for part in ranges]  # fmt: skip
+        columns = ((list(zip(*part, strict=True))) for part in ranges)
+        return [[ticks[0], *map(max, levels), sum(evicted), max(used), max(evictable)]
+                for ticks, *levels, evicted, used, evictable in columns]  # fmt: skip
 
     # -- reading ------------------------------------------------------------------------------------------------------------------
     def _read(self) -> None:
@@ -109,6 +111,8 @@ class Lifecycles:
                 self.host_slots = _number(event, "host_slots") * _number(event, "cp_size") or None
             elif event["event"] == "device_evicted":
                 self._evicted += _number(event, "tokens")
+            elif event["event"] == DEVICE:
+                self._on_device, self._evictable = _number(event, "in_use"), _number(event, "evictable")
         if tick is not None:
             self._end_tick(tick)
         for backup in self._of_node.values():
@@ -122,8 +126,9 @@ class Lifecycles:
             return  # the replay, which reads the log too, has told it as a finding
 
     def _end_tick(self, tick: int) -> None:
-        point = [tick, self._used, self._locked, self._backed, self._evicted]
-        if not self._curve or self._evicted or self._curve[-1][1:4] != point[1:4]:
+        point = [tick, self._used, self._locked, self._backed, self._evicted, self._on_device, self._evictable]
+        last = self._curve[-1] if self._curve else []
+        if self._evicted or last[1:4] != point[1:4] or last[5:] != point[5:]:
             self._curve.append(point)
         self._evicted = 0
 

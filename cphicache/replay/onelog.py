@@ -46,6 +46,9 @@ class OneLog:
         self.tally = Tally()
         self.story: list[str] = []
         self.story_left_out = 0
+        self.has_node = False
+        """The node of the filter is in the log, at whatever tick."""
+        self.has_request = False
         self.events = 1
         self.lost = 0
         self.incomplete = False
@@ -217,6 +220,8 @@ class OneLog:
             return
         nodes = {event.get("node"), event.get("head"), *(event.get("nodes") or ())}
         request = event.get("request") or (None if live is None else live.request)
+        self.has_node = self.has_node or chosen.node in nodes
+        self.has_request = self.has_request or request == chosen.request
         node = chosen.node if chosen.node in nodes else event.get("node")
         if chosen.takes(node, request, event.get("tick")) and event["event"] not in (HEADER, END):
             if len(self.story) < STORY_KEPT:

@@ -26,7 +26,7 @@ def replay(paths: Sequence[Path], chosen: Filter | None = None, *, on_progress: 
 
     ``paths``: one log a rank, of one run. ``chosen``: what is reported; all of it is checked. ``on_progress`` hears how many bytes have
     been read. The logs are streamed: memory follows the number of live host copies and pending backups, not the size of the logs.
-    Raises :class:`UnusableLogs`.
+    Raises :class:`UnusableLogs`, also for a node or a request that is in none of the logs.
     """
     chosen = chosen or Filter()
     findings = Findings(chosen)
@@ -43,10 +43,15 @@ def replay(paths: Sequence[Path], chosen: Filter | None = None, *, on_progress: 
         if on_progress is not None and done % PROGRESS_EVENTS == 0:
             on_progress(sum(log.bytes_read for log in logs))
 
-    disagreement, why = replay_together(logs, findings, on_step)
-    if why:
-        warnings.append(why)
-    return Report(logs, findings, disagreement, warnings, chosen)
+    disagreement, told = replay_together(logs, findings, on_step)
+    for name, asked, found in (
+        ("node", chosen.node, any(log.has_node for log in logs)),
+        ("request", chosen.request, any(log.has_request for log in logs)),
+    ):
+        if asked is not None and not found:
+            where = logs[0].path if len(logs) == 1 else f"any of the {len(logs)} logs"
+            raise UnusableLogs(f"--{name} {asked}: is not in {where}; give a {name} that is, or the log that has it")
+    return Report(logs, findings, disagreement, [*warnings, *told], chosen)
 
 
 def _check_together(logs: Sequence[OneLog]) -> list[str]:

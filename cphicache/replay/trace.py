@@ -19,6 +19,8 @@ from cphicache.replay.replay import UnusableLogs
 
 TICK_US = 1000.0
 """Length of a tick on a timeline without wall time."""
+WALL_SLOT_US = 1.0
+"""Room of an event on a timeline with wall times, at least."""
 LIFECYCLE, COMPUTE, FIRST_PAYLOAD = 0, 1, 2
 """Numbers of the tracks of a rank; payload *p* writes on ``FIRST_PAYLOAD + 2 p`` and loads on the one after that."""
 
@@ -102,8 +104,11 @@ class _RankTrack:
     def _draw_tick(self, events: list[dict[str, Any]]) -> Iterator[TraceEvent]:
         for index, event in enumerate(events):
             if "wall" in event:
-                self._start = event["wall"] if self._start is None else self._start
-                self._now, self._slot = max((event["wall"] - self._start) * 1e6, self._now), 1.0
+                self._slot = WALL_SLOT_US
+                if self._start is None:
+                    self._start = event["wall"]
+                else:  # the steps of one stored layer have one wall time: they are drawn one after the other
+                    self._now = max((event["wall"] - self._start) * 1e6, self._now + self._slot)
             else:
                 self._slot = TICK_US / (len(events) + 1)
                 self._now = event["tick"] * TICK_US + index * self._slot

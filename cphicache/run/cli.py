@@ -276,6 +276,8 @@ def _verdict(summary: dict[str, Any]) -> int:
         click.echo(f"cphicache: the default run should have seen, and has not: {', '.join(summary['unseen'])}", err=True)
     checks = summary["checks"]
     broken = any(rank["broken"] for rank in summary["ranks"])
+    if summary["lost ranks"] and not any(rank["broken"] or rank["quarantined"] for rank in summary["ranks"]):
+        broken = True  # it went when nobody needed it any more: what it had served and held is not proved
     wrong = checks["mismatches"] or checks["leaks"] or not summary["ranks_agree"] or summary["logs differ"] or summary["unseen"]
     return 1 if wrong or broken else 0
 
@@ -288,7 +290,12 @@ def with_out(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_folder(config: RunConfig) -> None:
-    """Make the folder of ``--out``."""
+    """Make the folder of ``--out``. Refuse a ``--log`` beside which ranks cannot have a file each."""
+    log = config.log
+    if log is not None and config.cp_size > 1 and log.exists() and not log.is_file():
+        raise Failure(
+            f"--log {log}: is not a file, and each of {config.cp_size} ranks writes its own beside it; give a name like events.jsonl"
+        )
     if config.out is None:
         return
     try:

@@ -143,9 +143,9 @@ class Rank:
 
     def _live(self, membership: Any) -> int:
         """Serve, and tell the launcher how that went. Raises torch's DistError when the store is gone."""
+        from cphicache.agree.handshake import HandshakeRefused
         from cphicache.agree.membership import mark_gone
         from cphicache.agree.port import Excluded, GroupBroken
-        from cphicache.run.handshake import HandshakeRefused
         from cphicache.run.trace import TraceError
         from cphicache.run.wire import encode
         from cphicache.run.world import kind_of
@@ -189,10 +189,11 @@ class Rank:
     def _serve(self, membership: Any) -> Any:
         from cphicache.agree.digests import DigestCheck, StoreBoard
         from cphicache.agree.distributed import DistributedReducer, make_group
+        from cphicache.agree.handshake import check_equal
         from cphicache.agree.local import SingleReducer
         from cphicache.agree.port import Excluded, GroupBroken
         from cphicache.engine import StateDigest
-        from cphicache.run.handshake import check_equal, hello
+        from cphicache.run.handshake import hello
         from cphicache.run.jobs import Job, load_requests, sized_for
         from cphicache.run.scheduler import Scheduler
         from cphicache.run.world import RankWorld, make_streams
@@ -242,7 +243,9 @@ class Rank:
         """Rank 0 of a launcher that is not ours: print the result of all ranks."""
         from cphicache.agree.membership import Watch, read
         from cphicache.run.cli import report_run
+        from cphicache.run.failure import Failure
         from cphicache.run.launch import outcome_of
+        from cphicache.run.world import RunFailed
 
         watch = Watch()
         while watch.waited_s < self._config.rank_timeout_s:
@@ -253,7 +256,14 @@ class Rank:
             watch.sleep()
         verdict = read(store, "verdict")
         lost = {} if verdict is None else dict.fromkeys(json.loads(verdict)[0], "was given up by the others")
-        return max(status, report_run(self._config, outcome_of(self._config, store, lost), bare=False))
+        try:
+            return max(status, report_run(self._config, outcome_of(self._config, store, lost), bare=False))
+        except RunFailed as error:
+            click.echo(f"cphicache: {error.kind}: {error}", err=True)
+            return max(status, 1)
+        except Failure as error:
+            error.show()
+            return UNUSABLE
 
     def _leave(self, membership: Any) -> bool:
         """Take the group down, when nobody is in its last reduction any more. False: a rank went before that."""

@@ -56,8 +56,9 @@ def replay_command(
 ) -> None:
     """Re-step every lifecycle of event logs (one a rank, of one run) through the transition table, and compare the ranks."""
     if execute or shrink or out is not None:
-        narrowed = node is not None or request is not None or since_tick is not None
-        sys.exit(_execute(logs, narrowed=narrowed, as_json=as_json, execute=execute, shrink=shrink, out=out))
+        asked = {"--node": node, "--request": request, "--since": since_tick}
+        narrowing = [name for name, value in asked.items() if value is not None]
+        sys.exit(_execute(logs, narrowing=narrowing, as_json=as_json, execute=execute, shrink=shrink, out=out))
     try:
         with _progress("replaying", logs) as on_progress:
             report = replay(logs, Filter(node, request, since_tick), on_progress=on_progress)
@@ -67,11 +68,20 @@ def replay_command(
     sys.exit(0 if report.is_clean else 1)
 
 
-def _execute(logs: Sequence[Path], *, narrowed: bool, as_json: bool, execute: bool, shrink: bool, out: Path | None) -> int:
-    if narrowed or (as_json and shrink):
-        raise Unusable("--execute and --shrink take whole logs: leave out --node, --request and --since, and --json with --shrink")
-    if shrink in (execute, out is None):
-        raise Unusable("give either --execute, or --shrink with the file to write: -o test_case.py")
+def _execute(
+    logs: Sequence[Path], *, narrowing: Sequence[str], as_json: bool, execute: bool, shrink: bool, out: Path | None
+) -> int:
+    if execute and shrink:
+        raise Unusable("--execute and --shrink: give one of them")
+    if out is not None and not shrink:
+        raise Unusable(f"-o {out}: is the test case that --shrink writes; leave it out, or give --shrink")
+    if shrink and out is None:
+        raise Unusable("--shrink: give the file to write, with -o test_case.py")
+    what = "--shrink" if shrink else "--execute"
+    if narrowing:
+        raise Unusable(f"{what} takes whole logs: leave out {', '.join(narrowing)}")
+    if as_json and shrink:
+        raise Unusable("--shrink writes a test case: leave out --json")
     if shrink and len(logs) != 1:
         raise Unusable(f"--shrink takes the log of one rank, and {len(logs)} were given")
 

@@ -15,7 +15,7 @@ from cphicache.agree.port import Excluded, GroupBroken, Reducer
 from cphicache.check.conservation import Census, InvariantBroken, check_quiet, require
 from cphicache.check.reference import ReferenceKV
 from cphicache.engine import CacheConfig, Counters, CpHiRadixCache, StateDigest, WriteBackShort, WritePolicy
-from cphicache.events import EventLog, EventLogError, Level
+from cphicache.events import EventLog, EventLogError, Level, rank_log_path
 from cphicache.metrics import CacheMetrics
 from cphicache.run.census import take_census
 from cphicache.run.config import RunConfig
@@ -192,7 +192,7 @@ class RankWorld:
             h2d_bytes_per_us=rate,
             faults=faults,
         )
-        self.log_path = rank_log_path(config.log, rank, config.cp_size)
+        self.log_path = None if config.log is None else rank_log_path(config.log, rank, config.cp_size)
         self.log = _open_log(config, rank, self.log_path)
         self.cache = CpHiRadixCache(engine_config, self.transfer, self.reducer, self.log)
         reference = ReferenceKV(config.seed)
@@ -383,13 +383,6 @@ def _open_log(config: RunConfig, rank: int, path: Path | None) -> EventLog | Non
     header["trace"] = None if config.trace is None else config.trace.name
     wall_clock = None if config.streams == "virtual" else time.time
     return EventLog(path, rank=rank, level=Level[config.log_level.upper()], wall_clock=wall_clock, header=header)
-
-
-def rank_log_path(path: Path | None, rank: int, cp_size: int) -> Path | None:
-    """``events.jsonl`` of rank 2 of 4 is ``events.rank2.jsonl``."""
-    if path is None or cp_size == 1:
-        return path
-    return path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
 
 
 def _ignore(job: Job) -> None:

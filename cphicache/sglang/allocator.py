@@ -1,4 +1,4 @@
-"""SGLang's device allocator as the engine's :class:`~cphicache.alloc.AllocatorPort`.
+"""SGLang's device allocator as the engine's :class:`~cphicache.alloc.AllocatorPort`, for pages that every rank stores.
 
 SGLang hands out the pages that its batches write; the engine gives them back, and takes pages itself for load-backs.
 """

@@ -12,7 +12,9 @@ from cphicache.sglang.refusal import SglangRefused, say
 TESTED = tuple(contract.version for contract in CONTRACTS)
 POLICIES = ("lru", "lfu")
 """Eviction policies that both sides have. ``priority``: the requests' priorities do not reach the tree yet."""
-ALLOCATORS = ("PagedTokenToKVPoolAllocator", "TokenToKVPoolAllocator")
+ALLOCATORS = ("PagedTokenToKVPoolAllocator", "TokenToKVPoolAllocator", "PageInterleavePoolAllocator")
+SPECULATIVE = ("EAGLE", "STANDALONE")
+"""Algorithms as SGLang resolves them: NEXTN is EAGLE with the model's own draft layer."""
 HOST_POLICIES = ("write_through", "write_through_selective", "write_back")
 
 
@@ -35,7 +37,9 @@ def check_version(contract: Contract) -> None:
         )
 
 
-def check_start(context: Any, memory: Any, disaggregation: Any, serving: Any, spec: Any) -> None:
+def check_start(  # noqa: PLR0917 - SGLang's parts of one configuration
+    context: Any, memory: Any, disaggregation: Any, serving: Any, spec: Any, parallel: Any
+) -> None:
     """Raise :class:`SglangRefused` for the first thing that is in the way. The arguments are SGLang's build context and configuration."""
     params = context.params
     allocator = type(params.token_to_kv_pool_allocator).__name__
@@ -56,14 +60,25 @@ def check_start(context: Any, memory: Any, disaggregation: Any, serving: Any, sp
         (context.is_hybrid_swa, "sliding-window (SWA) models are not supported: serve this model with the built-in cache"),
         (context.is_hybrid_ssm, "Mamba and linear-attention models are not supported: serve this model with the built-in cache"),
         (
-            spec.speculative_algorithm is not None or params.is_eagle,
-            f"--speculative-algorithm {spec.speculative_algorithm}: draft KV is not supported yet; drop that option",
+            spec.speculative_algorithm not in (None, *SPECULATIVE),
+            f"--speculative-algorithm {spec.speculative_algorithm} is not supported: use EAGLE, NEXTN or STANDALONE",
+        ),
+        (
+            spec.speculative_algorithm is not None and spec.speculative_eagle_topk != 1,
+            f"--speculative-eagle-topk {spec.speculative_eagle_topk} is not supported: use 1, a chain of draft tokens",
+        ),
+        (
+            spec.speculative_adaptive,
+            "--speculative-adaptive is not supported: some of its steps store no draft KV; drop that option",
+        ),
+        (
+            spec.enable_multi_layer_eagle,
+            "--enable-multi-layer-eagle is not supported: only one of its draft pools would be backed up; drop that option",
         ),
         (params.pp_size > 1, f"--pp-size {params.pp_size}: pipeline parallelism is not supported; use 1"),
-        (context.tp_size > 1, f"--tp-size {context.tp_size}: several ranks are not supported yet inside SGLang; use 1"),
         (
-            params.attn_cp_size > 1,
-            f"attention CP size {params.attn_cp_size}: several ranks are not supported yet inside SGLang; use 1",
+            parallel.enable_dp_attention,
+            "--enable-dp-attention is not supported: its replicas run forwards for each other; drop that option, or use the built-in cache",
         ),
         (
             disaggregation.disaggregation_mode not in (None, "null"),

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from sglang.srt.runtime_context import get_disagg, get_memory, get_schedule, get_serving, get_spec
+from sglang.srt.runtime_context import get_disagg, get_memory, get_parallel, get_schedule, get_serving, get_spec
 
-from cphicache.agree.local import SingleReducer
+from cphicache import __version__
 from cphicache.engine import CacheConfig, CpHiRadixCache, WriteBackShort, WritePolicy
-from cphicache.events import EventLog, Level
+from cphicache.events import EventLog, Level, rank_log_path
+from cphicache.sglang import hooks
 from cphicache.sglang.allocator import ServerAllocator
 from cphicache.sglang.checks import check_start, check_version
 from cphicache.sglang.contracts import installed_contract
 from cphicache.sglang.counter import LayerCounter
-from cphicache.sglang.pools import adopt_pool
+from cphicache.sglang.interleaved import InterleavedServerAllocator
+from cphicache.sglang.pools import TARGET, adopt_pools, by_payload
 from cphicache.sglang.prefix_cache import CphicachePrefixCache
+from cphicache.sglang.ranks import Ranks, members_of
 from cphicache.sglang.refusal import SglangRefused, say
 from cphicache.sglang.settings import Settings, load_settings
 from cphicache.sglang.streams import HostForwardStreams
@@ -32,8 +36,6 @@ from cphicache.transfer.pools.memory import HostMemory
 from cphicache.transfer.rank import RankTransfer
 from cphicache.transfer.streams.cuda import CudaStreams
 from cphicache.transfer.streams.port import Streams
-
-PAYLOAD = "target"
 
 
 def build_cache(context: Any, problem: str | None = None, faults: CopyFaults | None = None) -> CphicachePrefixCache:
@@ -53,30 +55,36 @@ def build_cache(context: Any, problem: str | None = None, faults: CopyFaults | N
 def _build(context: Any, settings: Settings, faults: CopyFaults | None) -> CphicachePrefixCache:
     memory, contract = get_memory(), installed_contract()
     check_version(contract)
-    check_start(context, memory, get_disagg(), get_serving(), get_spec())
+    check_start(context, memory, get_disagg(), get_serving(), get_spec(), get_parallel())
     params = context.params
     page_size, server = params.page_size, params.token_to_kv_pool_allocator
-    kvcache = server.get_kvcache()
-    device_pool = adopt_pool(kvcache, page_size)
-    budget = _budget(memory, device_pool, page_size, server.size)
+    server_pools = by_payload(server.get_kvcache(), hooks.draft_pools())
+    device_pools = adopt_pools(server_pools, page_size)
+    layout, allocator = adopt_allocator(server)
+    local_ranks = max(context.tp_size // context.server_args.nnodes, 1)
+    budget = _budget(memory, device_pools, page_size, server.size // layout.cp_size, local_ranks)
     device = torch.device(server.device)
     io_backend = settings.io_backend or ("torch" if device.type == "cpu" else memory.hicache_io_backend)
     host_memory = HostMemory.for_device(device)
-    host_pool = make_host_pool(memory.hicache_mem_layout, device_pool.shape, budget.slots, page_size, memory=host_memory)
+    host_pools = {
+        payload: make_host_pool(memory.hicache_mem_layout, pool.shape, budget.slots, page_size, memory=host_memory)
+        for payload, pool in device_pools.items()
+    }
     streams = _streams(device, context)
     transfer = RankTransfer(
-        CpSharedKVLayout(page_size, 1, 0),
-        {PAYLOAD: device_pool},
-        {PAYLOAD: host_pool},
+        layout,
+        device_pools,
+        host_pools,
         streams,
         io_backend=io_backend,
         faults=faults,
     )
     config = CacheConfig(
         page_size=page_size,
-        cp_size=1,
-        usable_pages=server.size // page_size,
-        payloads=((PAYLOAD, device_pool.shape.layers),),
+        cp_size=layout.cp_size,
+        base=layout.base,
+        usable_pages=len(allocator.usable_pages),
+        payloads=tuple((payload, pool.shape.layers) for payload, pool in device_pools.items()),
         host_slots=budget.slots,
         policy=WritePolicy(memory.hicache_write_policy),
         eviction_policy=params.eviction_policy,
@@ -88,36 +96,58 @@ def _build(context: Any, settings: Settings, faults: CopyFaults | None) -> Cphic
         load_back_threshold=settings.load_back_threshold,
         write_back_short=WriteBackShort(settings.write_back_short),
     )
-    log = _log(settings)
-    engine = CpHiRadixCache(config, transfer, SingleReducer(), log, allocator=ServerAllocator(server))
+    ranks = Ranks(members_of(params), settings.rank_timeout_s)
+    effective = asdict(config) | {
+        "device_pools": {payload: type(pool).__name__ for payload, pool in server_pools.items()},
+        "token_bytes": {payload: pool.shape.token_bytes for payload, pool in device_pools.items()},
+        "host_layout": memory.hicache_mem_layout,
+        "io_backend": io_backend,
+        "host_bytes": budget.size_bytes,
+        "log": settings.log or None,
+        "ranks": ranks.size,
+    }
+    ranks.check_equal(
+        {"version": __version__, "torch": str(torch.__version__)} | {name: str(value) for name, value in effective.items()}
+    )
+    log = _log(settings, ranks)
+    engine = CpHiRadixCache(config, transfer, ranks.reducer, log, allocator=allocator)
 
     def close() -> None:
+        ranks.leave()
         streams.close()
         host_memory.close()
         if log is not None:
             log.close()
 
-    cache: CphicachePrefixCache = contract.cache_class()(params, engine, transfer, start_layer=kvcache.start_layer, close=close)
-    counter = LayerCounter(cache)
-    kvcache.register_layer_transfer_counter(counter)
-    context.tp_worker.register_hicache_layer_transfer_counter(counter)
-    effective = asdict(config) | {
-        "device_pool": type(kvcache).__name__,
-        "host_layout": memory.hicache_mem_layout,
-        "io_backend": io_backend,
-        "host_bytes": budget.size_bytes,
-        "log": settings.log or None,
-    }
-    say("configuration: " + " ".join(f"{name}={value}" for name, value in effective.items()))
+    cache: CphicachePrefixCache = contract.cache_class()(
+        params, engine, transfer, pools=server_pools, on_tick=ranks.note_tick, close=close
+    )
+    counters = {payload: LayerCounter(cache, payload) for payload in server_pools}
+    for payload, pool in server_pools.items():
+        pool.register_layer_transfer_counter(counters[payload])
+    context.tp_worker.register_hicache_layer_transfer_counter(counters[TARGET])
+    if ranks.rank == 0:
+        say("configuration: " + " ".join(f"{name}={value}" for name, value in effective.items()))
     return cache
 
 
-def _budget(memory: Any, pool: DevicePool, page_size: int, device_tokens: int) -> HostBudget:
-    """``--hicache-size`` (GB of 10**9 bytes) wins over ``--hicache-ratio``, as in SGLang."""
-    token_bytes = {PAYLOAD: pool.shape.token_bytes}
+def adopt_allocator(server: Any) -> tuple[CpSharedKVLayout, ServerAllocator]:
+    """Where SGLang's allocator places the pages, and the engine's view of it. Raises :class:`SglangRefused`."""
+    shards = getattr(server, "shard_size", 1)
+    if shards == 1:
+        return CpSharedKVLayout(server.page_size, 1, 0), ServerAllocator(server)
+    if server.shard_spec is None:
+        raise SglangRefused(f"device allocator {type(server).__name__} does not say which of {shards} shards this rank is")
+    return CpSharedKVLayout(server.page_size, shards, server.shard_spec.shard_rank, base=0), InterleavedServerAllocator(server)
+
+
+def _budget(memory: Any, pools: Mapping[str, DevicePool], page_size: int, device_tokens: int, ranks_here: int) -> HostBudget:
+    """``--hicache-size`` (GB of 10**9 bytes a rank) wins over ``--hicache-ratio``, as in SGLang."""
+    chosen: dict[str, Any] = {"ratio": memory.hicache_ratio, "device_slots": device_tokens}
+    token_bytes = {payload: pool.shape.token_bytes for payload, pool in pools.items()}
     if memory.hicache_size and memory.hicache_size > 0:
-        return host_budget(token_bytes, page_size, gib=memory.hicache_size * 1e9 / 2**30, limits=memory_limits())
-    return host_budget(token_bytes, page_size, ratio=memory.hicache_ratio, device_slots=device_tokens, limits=memory_limits())
+        chosen = {"gib": memory.hicache_size * 1e9 / 2**30}
+    return host_budget(token_bytes, page_size, ranks_here=ranks_here, limits=memory_limits(), **chosen)
 
 
 def _streams(device: torch.device, context: Any) -> Streams:
@@ -132,9 +162,11 @@ def _streams(device: torch.device, context: Any) -> Streams:
     return CudaStreams(device, compute=context.tp_worker.model_runner.forward_stream)
 
 
-def _log(settings: Settings) -> EventLog | None:
+def _log(settings: Settings, ranks: Ranks) -> EventLog | None:
     if not settings.log or settings.log_level == "off":
         return None
-    return EventLog(
-        Path(settings.log), rank=0, level=Level[settings.log_level.upper()], wall_clock=time.time, header={"server": "sglang"}
-    )
+    path = rank_log_path(Path(settings.log), ranks.rank, ranks.size)
+    if get_parallel().dp_size > 1:  # replicas are servers of their own that do not know of each other
+        path = path.with_name(f"{path.stem}.pid{os.getpid()}{path.suffix}")
+    level = Level[settings.log_level.upper()]
+    return EventLog(path, rank=ranks.rank, level=level, wall_clock=time.time, header={"server": "sglang", "ranks": ranks.size})

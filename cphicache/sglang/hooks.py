@@ -1,4 +1,4 @@
-"""Where cphicache looks into SGLang's scheduler: six hooks, which do nothing while another backend is selected.
+"""Where cphicache looks into SGLang's scheduler: eight hooks, which do nothing while another backend is selected.
 
 Nothing heavy is imported here: SGLang loads plug-ins in every process of the server.
 """
@@ -12,6 +12,8 @@ from typing import Any
 SRT = "sglang.srt."
 _forwarding: list[Any] = []
 """The cache whose prefill forward is running now in this process: empty, or one. Layer reports cannot say whose they are."""
+_drafts: list[Any] = []
+"""The draft model's KV pools while a cache is made in this process: SGLang tells the cache's factory of some of them only."""
 
 
 def _ours(owner: Any) -> Any:
@@ -47,7 +49,7 @@ def after_attention(  # noqa: PLR0917 - SGLang's signature
 ) -> None:
     """``AttentionBackend.forward``: a layer's KV store has been issued."""
     if _forwarding:
-        _forwarding[0].layer_stored(layer.layer_id)
+        _forwarding[0].layer_stored(getattr(backend, "token_to_kv_pool", None), layer.layer_id)
 
 
 def around_add_one_req(add: Callable[..., Any], adder: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
@@ -76,10 +78,34 @@ def around_flush(flush: Callable[..., Any], scheduler: Any, *args: Any, **kwargs
     return flush(scheduler, *args, **kwargs)
 
 
+def around_build_cache(build: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """``build_kv_cache``: remember the draft's pools for the cache that is made inside."""
+    plan = kwargs.get("hicache_draft_plan")
+    _drafts[:] = () if plan is None else plan.device_pools
+    try:
+        return build(*args, **kwargs)
+    finally:
+        _drafts.clear()
+
+
+def draft_pools() -> tuple[Any, ...]:
+    """The draft model's KV pools, for the factory of the cache that is being made."""
+    return tuple(_drafts)
+
+
+def around_register_draft(register: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """``maybe_register_hicache_draft``: SGLang's own cache makes a host pool for the draft's; ours was made with one."""
+    if getattr(kwargs.get("tree_cache"), "is_cphicache", False):
+        return None
+    return register(*args, **kwargs)
+
+
 HOOKS: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     (SRT + "managers.schedule_batch.ScheduleBatch.prepare_for_extend", "after", after_prepare_for_extend),
     (SRT + "managers.scheduler.Scheduler.run_batch", "around", around_run_batch),
     (SRT + "managers.scheduler.Scheduler.flush_cache", "around", around_flush),
+    (SRT + "mem_cache.kv_cache_builder.build_kv_cache", "around", around_build_cache),
+    (SRT + "mem_cache.kv_cache_builder.maybe_register_hicache_draft", "around", around_register_draft),
     (SRT + "layers.attention.base_attn_backend.AttentionBackend.forward", "after", after_attention),
     (SRT + "managers.schedule_policy.PrefillAdder.add_one_req", "around", around_add_one_req),
     (SRT + "managers.schedule_policy.PrefillAdder.preempt_to_schedule", "around", around_preempt),

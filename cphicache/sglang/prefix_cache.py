@@ -13,18 +13,21 @@ from typing import Any
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache, DecLockRefResult, EvictResult, IncLockRefResult
 
+from cphicache.agree.port import GroupBroken
 from cphicache.engine import CpHiRadixCache, LoadAnswer, Match
+from cphicache.sglang.refusal import say
 from cphicache.sglang.requests import ServerRequests
 from cphicache.spaces.types import LogicalPage
 from cphicache.transfer.port import TransferPort
 from cphicache.tree import RadixKey
 
-TARGET = 0
-"""Index of the only payload, the target model's KV."""
-
 
 class CphicachePrefixCache(BasePrefixCache):
-    """The tree cache of one scheduler process. ``start_layer``: number of the pool's first layer. ``close``: gives everything back.
+    """The tree cache of one scheduler process. ``pools``: SGLang's device pools by payload. ``on_tick``: hears of each tick.
+    ``close``: gives everything back.
+
+    A draft model's KV of a token depends on the token that follows it: with a draft, keys are of bigrams, so that KV which is found by
+    a key is right for both models.
 
     A contract's class adds what SGLang calls under names of its own, in terms of :meth:`match`, :meth:`load_back`, :meth:`insert` and
     :meth:`end`, and the three abstract methods below.
@@ -39,7 +42,8 @@ class CphicachePrefixCache(BasePrefixCache):
         engine: CpHiRadixCache,
         transfer: TransferPort,
         *,
-        start_layer: int = 0,
+        pools: Mapping[str, Any],
+        on_tick: Callable[[int], None],
         close: Callable[[], None],
     ) -> None:
         self.disable = False
@@ -50,10 +54,12 @@ class CphicachePrefixCache(BasePrefixCache):
         self.enable_storage = False
         self.engine = engine
         self._transfer = transfer
-        self._start_layer = start_layer
+        self._pools = list(pools.values())
+        self._drafts = len(pools) > 1
+        self._on_tick = on_tick
         self._close = close
         self._closed = False
-        self._requests = ServerRequests(engine.key, self.req_to_token_pool, self.page_size, self.device)
+        self._requests = ServerRequests(self._make_key, self.req_to_token_pool, self.page_size, self.device)
         self._next_batch = 1
         self._prepared: tuple[Any, int] | None = None
         self._forward: int | None = None
@@ -154,10 +160,33 @@ class CphicachePrefixCache(BasePrefixCache):
         """Free device tokens, as many as asked for or as there are."""
         return EvictResult(num_tokens_evicted=self.engine.evict(params.num_tokens).num_tokens_evicted)
 
+    # -- pages that the ranks of a group share --------------------------------------------------------------------------------
+    def rotation_base_of(self, node: Any) -> int | None:
+        """The rank that owns the first page of the chain that ``node`` is on; ``None`` where no pages are shared, and for the root."""
+        shards = self.engine.config.cp_size
+        if shards == 1 or node is None or node.is_root:
+            return None
+        while not node.parent.is_root:
+            node = node.parent
+        owner = node.backup.owners[0] if node.pages is None else self.engine.state.layout.owner_of_page(node.pages[0])
+        return int(owner)
+
+    def _breaks_rotation(self, req: Any, key: RadixKey) -> bool:
+        """Whether the tree's pages of ``key`` begin with another rank than the request's own: the owners of a chain have to go round."""
+        if self.engine.config.cp_size == 1:
+            return False
+        path = self.engine.state.tree.walk(key).path
+        return bool(path) and self.rotation_base_of(path[0]) != req.kv_rotation_base
+
     # -- the scheduler's iteration ------------------------------------------------------------------------------------------
     def check_hicache_events(self) -> None:
-        """One tick. Requests that read a load-back which has failed are aborted."""
-        report = self.engine.begin_tick()
+        """One tick. Requests that read a load-back which has failed are aborted. Raises ``GroupBroken`` when a rank is lost."""
+        try:
+            report = self.engine.begin_tick()
+        except GroupBroken as broken:
+            say(str(broken))
+            raise
+        self._on_tick(report.tick)
         for name in report.poisoned:
             req = self._requests.running.get(name)
             if req is not None and not req.finished() and req.to_finish is None:
@@ -193,29 +222,45 @@ class CphicachePrefixCache(BasePrefixCache):
     def begin_forward(self, batch: Any) -> None:
         """The batch's forward starts: it may write pages that copies still read, and is the one that layer reports speak of."""
         state = self.engine.state
-        if batch.out_cache_loc is not None and (state.pending or state.loads):
-            pages = sorted(set((batch.out_cache_loc // self.page_size).tolist()) - {0})
-            self.engine.before_store([LogicalPage(page) for page in pages])
+        if state.pending or state.loads:
+            self.engine.before_store(sorted(self._written_pages(batch)))
         if self._prepared is not None and self._prepared[0] is batch:
             self._forward = self._prepared[1]
             self._prepared = None
 
-    def layer_stored(self, layer_id: int) -> None:
-        """The forward has issued the KV store of a layer (number as in the model)."""
-        layer = layer_id - self._start_layer
-        if self._forward is not None and 0 <= layer < self.engine.config.payloads[TARGET][1]:
-            self.engine.layer_stored(self._forward, TARGET, layer)
+    def _written_pages(self, batch: Any) -> set[LogicalPage]:
+        """The pages that a batch's forward may write. With a draft, a decode chooses among those that its requests have allocated."""
+        if self._drafts and batch.forward_mode.is_decode():
+            pages: set[LogicalPage] = set()
+            for req in batch.reqs:
+                pages.update(self._requests.row_pages(req, req.kv.kv_allocated_len)[req.kv.kv_committed_len // self.page_size :])
+            return pages
+        if batch.out_cache_loc is None:
+            return set()
+        reserved = self.engine.state.layout.reserved_pages  # SGLang pads a batch with locations there
+        return {LogicalPage(page) for page in (batch.out_cache_loc // self.page_size).tolist() if page not in reserved}
 
-    def wait_layer(self, layer: int) -> None:
-        """The forward is about to read a layer: wait for the load-backs that its requests read."""
+    def layer_stored(self, pool: Any, layer_id: int) -> None:
+        """A forward has issued the KV store of a layer (number as in the model) into a device pool, which says whose layer it is."""
+        if self._forward is None:
+            return
+        for payload, (known, (_, layers)) in enumerate(zip(self._pools, self.engine.config.payloads, strict=True)):
+            layer = layer_id - known.start_layer
+            if pool is known and 0 <= layer < layers:
+                self.engine.layer_stored(self._forward, payload, layer)
+
+    def wait_layer(self, payload: str, layer: int) -> None:
+        """A forward is about to read a layer: wait for the load-backs that its requests read."""
         if self._forward is not None:
-            self.engine.wait_layer(self._forward, self.engine.config.payload_names[TARGET], layer)
+            self.engine.wait_layer(self._forward, payload, layer)
 
     def end_forward(self) -> None:
-        """Everything of the batch has been issued: submit what was not reported, number the backups (R11)."""
+        """Everything of the batch has been issued, the draft model's pass included: submit what was not reported, number the backups
+        (R11)."""
         batch_id, self._forward = self._forward, None
         if batch_id is not None:
-            self.engine.end_payload(batch_id, TARGET)
+            for payload in range(len(self._pools)):
+                self.engine.end_payload(batch_id, payload)
             self.engine.end_forward(batch_id)
 
     # -- results --------------------------------------------------------------------------------------------------------------
@@ -226,6 +271,8 @@ class CphicachePrefixCache(BasePrefixCache):
         """
         name = self._requests.running_name(req)
         key = self._requests.key_of(req, req.full_untruncated_fill_ids[:tokens])
+        if self._breaks_rotation(req, key):
+            return
         pages = self.engine.insert_unfinished(name, key, self._requests.row_pages(req, tokens), chunked=chunked)
         if pages is None:
             return
@@ -238,8 +285,13 @@ class CphicachePrefixCache(BasePrefixCache):
         name = self._requests.running_name(req)
         stored = (req.origin_input_ids + req.output_ids)[:tokens]
         pages = self._requests.row_pages(req, len(stored))
-        if insert and not self.engine.state.requests[name].poisoned:
-            self.engine.finish(name, self._requests.key_of(req, stored), pages)
+        key = self._requests.key_of(req, stored)
+        if insert and not self.engine.state.requests[name].poisoned and not self._breaks_rotation(req, key):
+            done = self.engine.finish(name, key, pages)
+            if not done and self.engine.config.cp_size > 1:
+                self.engine.end_request(
+                    name, (), "rotation"
+                )  # later, another chain may be there, which its pages would not continue
             self._requests.forget(req)
         else:
             self._end_without_insert(req, pages)
@@ -277,3 +329,6 @@ class CphicachePrefixCache(BasePrefixCache):
     def running_rows(self) -> Mapping[str, Sequence[LogicalPage]]:
         """All device pages of each running request, by the engine's name, for checkers."""
         return {name: self._requests.row_pages(req, req.kv.kv_allocated_len) for name, req in self._requests.running.items()}
+
+    def _make_key(self, tokens: Sequence[int], namespace: str | None) -> RadixKey:
+        return RadixKey.of(tokens, self.page_size, namespace, is_bigram=self._drafts)

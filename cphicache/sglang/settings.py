@@ -21,7 +21,8 @@ class Settings:
 
     ``overlap``: submit a layer's copy when the layer has stored its KV; off: all layers at the end of the forward.
     ``max_deferral_ticks``: scheduler iterations that a request may be passed over. ``io_backend``: copy backend, empty for the one
-    of ``--hicache-io-backend`` (on a CPU: ``torch``). ``log``: path of the event log, empty for none.
+    of ``--hicache-io-backend`` (on a CPU: ``torch``). ``log``: path of the event log, empty for none; with several ranks, one file a rank.
+    ``rank_timeout_s``: seconds for which a rank is waited for, before the others name it and end.
     """
 
     overlap: bool = True
@@ -34,6 +35,7 @@ class Settings:
     io_backend: str = ""
     log: str = ""
     log_level: str = "lifecycle"
+    rank_timeout_s: int = 300
 
     def __post_init__(self) -> None:
         for name, known in (
@@ -43,6 +45,8 @@ class Settings:
         ):
             if getattr(self, name) not in known:
                 raise SglangRefused(f"{name}={getattr(self, name)!r}: give one of {', '.join(repr(item) for item in known)}")
+        if self.rank_timeout_s < 1:
+            raise SglangRefused(f"rank_timeout_s={self.rank_timeout_s}: give at least 1 second")
 
 
 def load_settings(environment: Mapping[str, str]) -> Settings:

@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from cphicache.events import EventLog, EventReadError, Level, exit_on_signals, read_events
-from cphicache.lifecycle import State, Trigger
+from cphicache.lifecycle import Input, State, Trigger
 
 LONG_S = 3600.0
 """A flush interval after which nothing in a test happens by itself."""
@@ -30,9 +30,11 @@ def record(log: EventLog, tick: int, **changes: Any) -> None:
     values: dict[str, Any] = {
         "node": 4, "generation": 2, "trigger": Trigger.LAYER_STORED, "before": State.RESERVED, "after": State.LAYERS_IN_FLIGHT,
         "stale": None, "number": None, "bound": False, "agreed": False, "submitted": (0b101, 1), "confirmed": (0, 0),
-        "need": (16, 0), "wasted": (0, 8), "used": 48, "locks": -1, "reason": "why", "extra": (("layers", (0, 2)),),
+        "need": (16, 0), "wasted": (0, 8), "used": (40, 8), "locks": -1,
+        "cause": Input(reason="why", payload=1, layers=(0, 2)), "extra": (("parent", 3),),
     }  # fmt: skip
-    log.record_step(tick, **{**values, **changes})
+    step: Any = (log.now(), tick, *(values | changes).values())
+    log.add(step)
 
 
 def test_a_record_tells_the_same_as_the_step_in_words() -> None:
@@ -42,7 +44,7 @@ def test_a_record_tells_the_same_as_the_step_in_words() -> None:
     record(short, 3)
     plain.step(
         3, 4, 2, Trigger.LAYER_STORED, State.RESERVED, State.LAYERS_IN_FLIGHT, bound=False, agreed=False, marks=[(2, 0), (1, 0)],
-        payloads=["target", "draft"], slots=24, used=48, locks=-1, reason="why", layers=[0, 2],
+        payloads=["target", "draft"], slots=24, used=48, locks=-1, reason="why", payload="draft", layers=[0, 2], parent=3,
     )  # fmt: skip
     assert short.events[1] == plain.events[1]
 
@@ -92,7 +94,7 @@ def test_virtual_time_waits_instead_of_losing(tmp_path: Path) -> None:
         path = tmp_path / "log"
         with make_log(path, buffer_events=buffer_events) as log:
             for tick in range(100):
-                record(log, tick, submitted=(), confirmed=())
+                record(log, tick, submitted=(), confirmed=(), cause="")
         assert log.lost == 0
         contents.append(path.read_bytes())
     assert contents[0] == contents[1] == contents[2]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cphicache.events import EventLog, EventReadError, Level, read_events
+from cphicache.events import EventLog, EventReadError, Level, read_events, reader
 
 
 @pytest.fixture
@@ -72,3 +72,12 @@ def test_an_unreadable_file_is_one_clear_line(tmp_path: Path) -> None:
     """R36: a file that is not there is an EventReadError with the path."""
     with pytest.raises(EventReadError, match=r"nowhere: cannot be read \(No such file"):
         list(read_events(tmp_path / "nowhere"))
+
+
+def test_what_has_no_line_ends_is_not_read_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R36: a line is read up to a length that no event has, and named."""
+    monkeypatch.setattr(reader, "LINE_BYTES", 1000)
+    endless = tmp_path / "endless"
+    endless.write_bytes(bytes(5000))
+    with pytest.raises(EventReadError, match="line 1: longer than 1000 bytes: not a line of an event log"):
+        list(read_events(endless))

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from cphicache.agree.handshake import HandshakeRefused, check_equal
 from cphicache.run.cli import run
 from cphicache.run.compare import first_difference
 from cphicache.run.config import RunConfig
-from cphicache.run.handshake import HandshakeRefused, check_equal, hello
+from cphicache.run.handshake import hello
 from cphicache.run.jobs import load_requests
 from cphicache.run.launch import rank_arguments, run_processes
 from cphicache.run.model import Mismatch

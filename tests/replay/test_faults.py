@@ -8,7 +8,12 @@ from typing import NamedTuple
 
 import pytest
 
-from cphicache.replay import Kind, UnusableLogs, replay
+from cphicache.agree.port import GroupBroken
+from cphicache.replay import Kind, Report, UnusableLogs, replay
+from cphicache.run.config import RunConfig
+from cphicache.run.jobs import load_requests
+from cphicache.run.scheduler import Scheduler
+from cphicache.run.world import RankWorld, RunFailed, run_world
 from tests.replay.logs import Event, events_of, find, step, write
 
 COMMIT = step("agreed", before="LAYERS_IN_FLIGHT", after="COMMITTED")
@@ -381,6 +386,46 @@ def test_a_copy_that_one_rank_cut_does_not_count_as_disagreement(four_ranks: lis
     cut.write_bytes(b"".join(lines[: len(lines) // 2]))
     report = replay([cut, *four_ranks[1:]])
     assert [finding.kind for finding in report.findings.kept] == [Kind.CUT]
+
+
+def interrupted_run(folder: Path) -> list[Path]:
+    """Logs of three ranks of which each is interrupted after another tick, the first one last."""
+
+    def interrupt(world: RankWorld) -> None:
+        def stop(scheduler: Scheduler) -> None:
+            if scheduler.tick >= 40 - 2 * world.rank:
+                raise GroupBroken("interrupted")
+
+        world.watch_with(stop)
+
+    config = RunConfig(verify="off", requests=60, cp_size=3, log=folder / "events.jsonl")
+    with pytest.raises(RunFailed, match="interrupted"):
+        run_world(config, load_requests(config), on_world=interrupt)
+    return sorted(folder.glob("events*.jsonl"))
+
+
+def test_ranks_that_are_interrupted_end_by_themselves(tmp_path: Path) -> None:
+    """R37: an interrupt finds each rank at a tick of its own. What a rank does to end is not compared, and that is said; a difference
+    before it is found all the same, also one between those that go on for longer."""
+    logs = [events_of(path) for path in interrupted_run(tmp_path)]
+    places = [find(events, lambda event: event["event"] == "quarantine") for events in logs]
+    ends = [events[at]["tick"] for events, at in zip(logs, places, strict=True)]
+    assert ends[2] < ends[0], "the ranks wind down at their own ticks"
+
+    def report_of(edited: list[list[Event]]) -> Report:
+        return replay([write(tmp_path / f"edited{rank}.jsonl", events) for rank, events in enumerate(edited)])
+
+    report = report_of(logs)
+    assert (report.findings.kept, report.disagreement) == ([], None)
+    assert any(f"rank 2 is compared up to tick {ends[2]} only" in warning for warning in report.warnings)
+
+    at = max(find(logs[2][: places[2]], step("forward_ended"), nth=-1), 0)
+    changed = [*logs[2][:at], {**logs[2][at], "reason": "another"}, *logs[2][at + 1 :]]
+    (finding,) = report_of([logs[0], logs[1], changed]).findings.kept
+    assert (finding.kind, finding.rank, finding.line) == (Kind.RANKS_DISAGREE, 2, at + 1)
+
+    cut = [events[:at] for events, at in zip(logs, (places[0], places[1], places[2] + 1), strict=True)]
+    assert set(report_of(cut).findings.counts) == {Kind.CUT}, "nor is it compared with logs that end before"
 
 
 def test_unusable_input_is_one_clear_line(one_rank: Path, four_ranks: list[Path], tmp_path: Path) -> None:

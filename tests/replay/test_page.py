@@ -72,7 +72,12 @@ def test_occupancy_is_of_all_ranks(four_ranks: list[Path]) -> None:
 def test_device_tokens_stay_within_the_pool(one_rank: Path) -> None:
     """R37: what the page says is on the device fits there; evicted tokens add up to those of the log."""
     (rank,) = page_data(replay([one_rank]))["ranks"]
-    assert all(locked >= 0 and 0 <= backed <= rank["device_tokens"] for _, _, locked, backed, _ in rank["occupancy"])
+    assert all(locked >= 0 and 0 <= backed <= rank["device_tokens"] for _, _, locked, backed, *_ in rank["occupancy"])
+    told = {event["tick"]: event["in_use"] for event in read_events(one_rank) if event["event"] == "device"}
+    curve = {point[0]: point[5] for point in rank["occupancy"]}
+    assert {tick: curve[tick] for tick in told} == told
+    assert 0 < max(told.values()) <= rank["device_tokens"]
+    assert all(0 <= evictable <= used for *_, used, evictable in rank["occupancy"])
     evicted = sum(event["tokens"] for event in read_events(one_rank) if event["event"] == "device_evicted")
     assert sum(point[4] for point in rank["occupancy"]) == evicted > 0
 

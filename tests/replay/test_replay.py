@@ -171,6 +171,10 @@ def test_the_command_line_tells_by_its_exit_status(one_rank: Path, tmp_path: Pat
     assert bad.exit_code == 1
     assert "first divergence" in bad.output
     assert run.invoke(main, ["replay", str(tmp_path / "nowhere")]).exit_code == 2
+    for option, asked in (("--node", "987654321"), ("--request", "nobody")):
+        absent = run.invoke(main, ["replay", str(one_rank), option, asked])
+        assert (absent.exit_code, absent.output.count("\n")) == (2, 1)
+        assert f"{option} {asked}: is not in {one_rank}" in absent.output
     assert run.invoke(main, ["replay"]).exit_code == 2
 
 

@@ -18,11 +18,14 @@ from click.testing import CliRunner, Result
 from cphicache.events import read_events
 from cphicache.run import config as config_module
 from cphicache.run import world as world_module
-from cphicache.run.cli import main
-from cphicache.run.jobs import Job
+from cphicache.run.cli import main, report_run
+from cphicache.run.config import RunConfig
+from cphicache.run.jobs import Job, load_requests
+from cphicache.run.launch import Outcome
 from cphicache.run.pools import make_pools
 from cphicache.run.report import MUST_SEE
 from cphicache.run.scheduler import Scheduler
+from cphicache.run.world import run_world
 from cphicache.transfer.pools.device import DevicePool
 from cphicache.transfer.rank import RankTransfer
 from tests.run.worlds import SMALL
@@ -349,3 +352,18 @@ def test_a_full_standard_output_is_one_line(tmp_path: Path) -> None:
         )
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("cphicache: standard output: cannot be written")
+
+
+def test_a_device_is_no_log_of_several_ranks() -> None:
+    """R36: ranks write files of their own beside ``--log``; where that makes no sense nothing is created."""
+    assert "--log /dev/null: is not a file" in one_line(quick("--log", "/dev/null"), 2)
+    assert not Path("/dev/null.rank0").exists()
+
+
+def test_a_rank_that_went_after_all_was_served_is_not_all_right(capfd: pytest.CaptureFixture[str]) -> None:
+    """R22: a rank that is lost when nobody needs it any more is named, and the status says that its part is not proved."""
+    config = RunConfig(**{**SMALL, "cp_size": 2})
+    (result, _) = run_world(config, load_requests(config))
+    assert report_run(config, Outcome([result], {1: "was killed by SIGKILL"}, None), bare=False) == 1
+    assert "rank 1 was killed by SIGKILL" in capfd.readouterr().err
+    assert report_run(config, Outcome([result], {}, None), bare=False) == 0

@@ -35,6 +35,8 @@ class Rig:
         import cpu
 
         cpu.install()
+        if options.get("speculative_algorithm"):
+            cpu.install_speculative()
         if prepare is not None:
             prepare()
         from sglang.srt.managers.scheduler import Scheduler

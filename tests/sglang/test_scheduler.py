@@ -22,16 +22,16 @@ def environment():
     }  # fmt: skip
 
 
-def call(*arguments, **variables):
+def call(*arguments, limit_s=LIMIT_S, **variables):
     return subprocess.run(
         [sys.executable, "-W", "ignore", *arguments], cwd=HERE, env=environment() | variables, capture_output=True, text=True,
-        timeout=LIMIT_S, check=False,
+        timeout=limit_s, check=False,
     )  # fmt: skip
 
 
 @cache
 def models():
-    if not (WORK / "mla" / "model.safetensors").exists():
+    if not (WORK / "mtp" / "model.safetensors").exists():
         done = call("models.py", str(WORK))
         assert done.returncode == 0, done.stderr[-4000:]
     return WORK
@@ -176,6 +176,7 @@ def test_flush_with_backups_in_flight():
     ("options", "variables", "says"),
     [
         ({"enable_hierarchical_cache": False}, {}, "add that flag"),
+        ({"speculative_algorithm": "NGRAM", "page_size": 1}, {}, "use EAGLE, NEXTN or STANDALONE"),
         ({"radix_eviction_policy": "priority"}, {}, "--radix-eviction-policy priority is not supported"),
         ({}, {"CPHICACHE_OVERLAP": "maybe"}, "give true or false"),
         ({}, {"CPHICACHE_COLOUR": "red"}, "CPHICACHE_COLOUR is not a setting"),

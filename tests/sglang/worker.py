@@ -7,7 +7,9 @@ import json
 import random
 import sys
 from functools import partial
+from itertools import pairwise
 
+from drafts import serve_drafts
 from rig import Rig
 
 BUILT_IN = (
@@ -58,14 +60,14 @@ class Watch:
             end()
             self._inside = False
 
-        def layer_stored(layer):
-            self.forwards[-1].append(("stored", layer))
-            stored(layer)
+        def layer_stored(pool, layer):
+            self.forwards[-1].append(("stored" if pool is self.cache._pools[0] else "draft stored", layer))
+            stored(pool, layer)
 
         def submit_layers(ops, payload, layers):
             ops = list(ops)
             if self._inside:
-                self.forwards[-1].extend(("d2h", layer) for layer in layers)
+                self.forwards[-1].extend(("d2h" if payload == "target" else "draft d2h", layer) for layer in layers)
             submit(ops, payload, layers)
 
         self.cache.begin_forward, self.cache.end_forward, self.cache.layer_stored = begin_forward, end_forward, layer_stored
@@ -90,8 +92,10 @@ class Watch:
             for forward in order
             if ("d2h", 0) in forward and ("stored", last) in forward
         )
+        draft_early = sum(any(pair == (("draft stored", 0), ("draft d2h", 0)) for pair in pairwise(forward)) for forward in order)
         return {
             "findings": self.findings[:5], "checks": self.checks, "forwards_with_backup": len(order), "early": early,
+            "draft_early": draft_early,
             "committed": counters.committed, "load_backs": counters.load_backs, "load_back_tokens": counters.load_back_tokens,
             "declined": counters.declined_inserts, "deferred": counters.deferred_splits, "parked": counters.parked_inserts,
             "parked_dropped": counters.parked_dropped, "duplicates": counters.duplicate_tokens, "refused": dict(counters.refused),
@@ -103,8 +107,10 @@ class Watch:
 
 def told(req):
     return {
-        "tokens": list(req.output_ids), "cached": req.cached_tokens, "device": req.cached_tokens_device, "host": req.cached_tokens_host,
+        "tokens": list(req.output_ids_through_stop), "cached": req.cached_tokens, "device": req.cached_tokens_device,
+        "host": req.cached_tokens_host,
         "reason": None if req.finished_reason is None else type(req.finished_reason).__name__,
+        "verified": req.spec_verify_ct, "drafted_right": req.spec_num_correct_drafts,
     }  # fmt: skip
 
 
@@ -221,7 +227,7 @@ def serve_retract(rig, config):
 
 SCENARIOS = {
     "basic": serve_basic, "random": serve_random, "retract": serve_retract, "preempt": serve_preempt, "waiting": serve_waiting,
-    "flush": serve_flush,
+    "flush": serve_flush, "drafts": serve_drafts,
 }  # fmt: skip
 
 

@@ -13,7 +13,8 @@ from cphicache.agree.local import SingleReducer
 from cphicache.engine import CacheConfig, CpHiRadixCache
 from cphicache.sglang import hooks
 from cphicache.sglang.allocator import ServerAllocator
-from cphicache.sglang.pools import adopt_pool
+from cphicache.sglang.counter import LayerCounter
+from cphicache.sglang.pools import adopt_pool, adopt_pools, by_payload
 from cphicache.sglang.refusal import SglangRefused
 from cphicache.sglang.streams import HostForwardStreams
 from cphicache.spaces import CpSharedKVLayout, LogicalPage
@@ -157,10 +158,54 @@ def test_device_pools_are_adopted_not_copied() -> None:
     assert (pool.shape.kind, pool.shape.layers, dict(pool.shape.components)) == ("mla", 3, {"latent": 10})
 
 
+def dsa(keys: Sequence[int], **fields: Any) -> Any:
+    """A DSA pool of two pages; the layers with ``keys`` have indexer keys."""
+    latent = [torch.zeros(2 * PAGE, 1, 10) for _ in range(3)]
+    indexer = [torch.zeros(2 if layer in keys else 0, PAGE * 6, dtype=torch.uint8) for layer in range(3)]
+    return named("DSATokenToKVPool", kv_buffer=latent, index_k_with_scale_buffer=indexer, index_kpool=fields.get("index_kpool", 1))
+
+
+def test_dsa_pools_are_adopted_with_the_layers_that_have_indexer_keys() -> None:
+    """R31: latent and indexer keys, which only some layers have; a pool in which no layer has any is that of its latent."""
+    pool = adopt_pool(dsa([0, 2]), PAGE)
+    assert (pool.shape.kind, pool.shape.indexer_layers, dict(pool.shape.components)) == (
+        "dsa",
+        (0, 2),
+        {"latent": 10, "indexer": 6},
+    )
+    assert pool.slots == 2 * PAGE
+    assert adopt_pool(dsa([]), PAGE).shape.kind == "mla"
+
+
+def test_a_draft_pool_is_a_payload_of_its_own() -> None:
+    """R5, R31: target and draft have their own layers and kinds, and the same token locations."""
+    target = named("MLATokenToKVPool", kv_buffer=[torch.zeros(12, 1, 10) for _ in range(3)])
+    draft = named("MLATokenToKVPool", kv_buffer=[torch.zeros(12, 1, 8)])
+    small = named("MLATokenToKVPool", kv_buffer=[torch.zeros(8, 1, 8)])
+    assert list(by_payload(target, ())) == ["target"]
+    pools = adopt_pools(by_payload(target, (draft,)), PAGE)
+    assert {payload: pool.shape.layers for payload, pool in pools.items()} == {"target": 3, "draft": 1}
+    with pytest.raises(SglangRefused, match="every token location must be in both"):
+        adopt_pools(by_payload(target, (small,)), PAGE)
+    with pytest.raises(SglangRefused, match="2 draft pools are not supported"):
+        by_payload(target, (draft, draft))
+
+
+def test_each_pool_has_a_counter_of_its_own() -> None:
+    """R25: a read of the draft's first layer waits for the draft's copies, whatever the index that SGLang has passed last."""
+    waited: list[tuple[str, int]] = []
+    counter = LayerCounter(SimpleNamespace(wait_layer=lambda payload, layer: waited.append((payload, layer))), "draft")
+    counter.set_consumer(3)
+    counter.wait_until(0)
+    assert waited == [("draft", 0)]
+    assert counter.consumer_index == 3
+
+
 @pytest.mark.parametrize(
     ("pool", "says"),
     [
         (named("SWAKVPool"), "device pool SWAKVPool is not supported"),
+        (dsa([0], index_kpool=4), "index_kpool 4 is not supported"),
         (named("MHATokenToKVPool", kv_cache_layout="hnd"), "layout 'hnd' is not supported"),
         (named("MHATokenToKVPool", is_quantized_kv_cache=True), "scales would not be moved"),
         (named("MLATokenToKVPool", kv_buffer=[torch.zeros(8, 10).T]), "is not contiguous"),
@@ -188,3 +233,15 @@ def test_hooks_leave_other_backends_alone() -> None:
     assert calls == [(other, "batch"), (other, "req", False, None), (other, "req"), (other,)]
     assert hooks.after_prepare_for_extend(None, other) is None
     assert hooks.after_attention("out", None, None, None, None, SimpleNamespace(layer_id=0), None) is None
+
+
+def test_the_factory_finds_the_draft_pools_while_its_cache_is_made() -> None:
+    """R5: SGLang tells the builder of the draft's pools, not the factory; a cache of ours needs no registration of them afterwards."""
+    plan = SimpleNamespace(device_pools=("draft pool",))
+    assert hooks.around_build_cache(lambda **given: hooks.draft_pools(), hicache_draft_plan=plan) == ("draft pool",)
+    assert hooks.around_build_cache(lambda **given: hooks.draft_pools(), hicache_draft_plan=None) == ()
+    assert hooks.draft_pools() == ()
+    registered: list[Any] = []
+    for cache in (SimpleNamespace(is_cphicache=True), SimpleNamespace()):
+        hooks.around_register_draft(lambda **given: registered.append(given), tree_cache=cache, draft_plan=plan)
+    assert [given["tree_cache"] for given in registered] == [cache]

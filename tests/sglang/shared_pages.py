@@ -1,0 +1,218 @@
+"""Two ranks whose pages SGLang's ``PageInterleavePoolAllocator`` shares out, in one process; SGLang 0.5.20's server cannot switch it on.
+
+SGLang's allocation and placement, cphicache's cache; the forward is a function of token, position and layer. Prints the findings in JSON.
+"""
+
+import json
+from array import array
+from functools import partial
+from types import SimpleNamespace
+
+import torch
+from sglang.srt.mem_cache.allocation import alloc_paged_token_slots_extend
+from sglang.srt.mem_cache.allocator.page_interleave import PageInterleavePoolAllocator
+from sglang.srt.mem_cache.base_prefix_cache import InitLoadBackParams, MatchPrefixParams
+from sglang.srt.mem_cache.page_interleave import PageInterleavePlacement, PageShardSpec
+from sglang.srt.mem_cache.radix_cache import RadixKey
+
+from cphicache.agree.local import InProcessGroup
+from cphicache.check.conservation import check, check_quiet
+from cphicache.engine import CacheConfig, CpHiRadixCache
+from cphicache.run.census import take_census
+from cphicache.sglang.contract_0520 import PrefixCache
+from cphicache.sglang.factory import adopt_allocator
+from cphicache.transfer.pools.device import DevicePool, KVShape
+from cphicache.transfer.pools.host import make_host_pool
+from cphicache.transfer.rank import RankTransfer
+from cphicache.transfer.streams.threads import ThreadStreams
+
+PAGE, RANKS, LAYERS, PAGES_A_RANK = 4, 2, 2, 12
+SHAPE = KVShape("mha", LAYERS, {"k": 4, "v": 4}, torch.float32)
+
+
+def value(layer, name, tokens, positions):
+    """What the forward stores for these tokens, one row a token."""
+    return (tokens * 1000.0 + positions * 10 + layer * 2 + (name == "v"))[:, None].expand(-1, 4)
+
+
+class Handle:
+    """Of an attempt; hashed by identity."""
+
+    def __init__(self, rid):
+        self.rid = rid
+
+
+class Request(SimpleNamespace):
+    def __init__(self, rid, slot, tokens):
+        super().__init__(
+            rid=rid, cache_request_handle=Handle(rid), origin_input_ids=tokens, output_ids=[], extra_key=None, cache_salt=None,
+            full_untruncated_fill_ids=tokens, extend_range=SimpleNamespace(end=len(tokens)), kv_rotation_base=None, last_node=None,
+            kv=SimpleNamespace(req_pool_idx=slot, cache_protected_len=0, kv_allocated_len=len(tokens)), prefix_indices=(), to_finish=None,
+        )  # fmt: skip
+
+    def get_fill_ids(self):
+        return self.origin_input_ids
+
+    def finished(self):
+        return True
+
+
+class Rank:
+    """One rank: SGLang's allocator and placement, cphicache's cache, and a device pool of its own."""
+
+    def __init__(self, rank, group):
+        spec = PageShardSpec(shard_rank=rank, shard_size=RANKS, page_size=PAGE, max_prefix_tokens=64, chunk_tokens=64)
+        self.rank, self.placement = rank, PageInterleavePlacement(spec)
+        self.server = PageInterleavePoolAllocator(PAGES_A_RANK * PAGE, PAGE, RANKS, torch.float32, "cpu", None, True, spec)
+        self.server.debug_mode = True
+        layout, allocator = adopt_allocator(self.server)
+        self.pool = DevicePool(SHAPE, (PAGES_A_RANK + 1) * PAGE)
+        self.streams = ThreadStreams()
+        host = make_host_pool("layer_first", SHAPE, 64 * PAGE, PAGE)
+        self.transfer = RankTransfer(layout, {"target": self.pool}, {"target": host}, self.streams)
+        config = CacheConfig(
+            page_size=PAGE, cp_size=layout.cp_size, base=layout.base, usable_pages=len(allocator.usable_pages),
+            payloads=(("target", LAYERS),), host_slots=64 * PAGE, load_back_threshold=1,
+        )  # fmt: skip
+        self.engine = CpHiRadixCache(config, self.transfer, group.member(rank), allocator=allocator)
+        rows = torch.zeros((8, 256), dtype=torch.int32)
+        self.rows = SimpleNamespace(req_to_token=rows, write=rows.__setitem__)
+        params = SimpleNamespace(
+            req_to_token_pool=self.rows, token_to_kv_pool_allocator=self.server, page_size=PAGE, enable_metrics=False
+        )
+        self.cache = PrefixCache(params, self.engine, self.transfer, on_tick=lambda tick: None, close=self.streams.close)
+
+    def admit(self, requests):
+        """Match, load back, allocate with SGLang's function, reserve, store every layer. Returns the tokens that came from the host."""
+        loaded, prefixes = 0, []
+        for req in requests:
+            key = RadixKey(array("q", req.origin_input_ids[:-1]))
+            match = self.cache.match_prefix(MatchPrefixParams(key=key, req=req))
+            req.prefix_indices, req.last_node = match.device_indices, match.last_device_node
+            if match.host_hit_length:
+                params = InitLoadBackParams(best_match_node=match.best_match_node, host_hit_length=match.host_hit_length, req=req)
+                indices, req.last_node = self.cache.init_load_back(params)
+                req.prefix_indices = torch.cat([match.device_indices, indices])
+                loaded += len(indices)
+            self.cache.inc_lock_ref(req.last_node)
+            req.kv.cache_protected_len = len(req.prefix_indices)
+            prefixes.append(len(req.prefix_indices))
+        lengths = [len(req.origin_input_ids) for req in requests]
+        before, after = torch.tensor(prefixes), torch.tensor(lengths)
+        last = torch.tensor([int(req.prefix_indices[-1]) if len(req.prefix_indices) else -1 for req in requests])
+        batch = SimpleNamespace(reqs=requests, prefix_lens=prefixes)
+        locs = alloc_paged_token_slots_extend(
+            self.cache, before, before, after, after, last, sum(lengths) - sum(prefixes), batch=batch
+        )
+        at = 0
+        for req, prefix, length in zip(requests, prefixes, lengths, strict=True):
+            self.rows.req_to_token[req.kv.req_pool_idx, :prefix] = torch.as_tensor(req.prefix_indices, dtype=torch.int32)
+            self.rows.req_to_token[req.kv.req_pool_idx, prefix:length] = locs[at : at + length - prefix].int()
+            at += length - prefix
+        batch.out_cache_loc = locs
+        self.cache.ready_to_load_host_cache()
+        self.cache.reserve_batch(batch)
+        self.cache.begin_forward(batch)
+        for layer in range(LAYERS):
+            self.cache.wait_layer(layer)
+            for req, prefix in zip(requests, prefixes, strict=True):
+                self.store(req, layer, prefix)
+            self.cache.layer_stored(layer)
+        self.cache.end_forward()
+        return loaded
+
+    def finish(self, requests, at):
+        req = requests[self.rank][at]
+        self.cache.cache_finished_req(req, kv_len_to_handle=len(req.origin_input_ids))
+
+    def owned(self, req, start):
+        """This rank's pool rows of the request's tokens from ``start`` on, as SGLang places them, with token and position of each."""
+        length = len(req.origin_input_ids)
+        locs = self.rows.req_to_token[req.kv.req_pool_idx, start:length].long()
+        mine = self.placement.local_mask(locs, self.rank)
+        positions = torch.arange(start, length)[mine]
+        return self.placement.filter_local(locs, self.rank), torch.tensor(req.origin_input_ids)[positions], positions
+
+    def store(self, req, layer, start):
+        rows, tokens, positions = self.owned(req, start)
+        for name in ("k", "v"):
+            self.pool.rows(layer, name).view(torch.float32)[rows] = value(layer, name, tokens, positions)
+
+    def holds(self, req):
+        """Whether this rank's rows of the request have what its forward would have stored."""
+        rows, tokens, positions = self.owned(req, 0)
+        return len(rows) > 0 and all(
+            torch.equal(self.pool.rows(layer, name).view(torch.float32)[rows], value(layer, name, tokens, positions))
+            for layer in range(LAYERS)
+            for name in ("k", "v")
+        )
+
+    def goes_round(self):
+        """Whether the owners of every chain in the tree go round from its first page on, as SGLang's forward reads them."""
+        for node in self.engine.state.tree.nodes():
+            chain = [node]
+            while not chain[0].parent.is_root:
+                chain.insert(0, chain[0].parent)
+            owners = [owner for part in chain for owner in self.engine.state.owners(part.pages or ()) or part.backup.owners]
+            if owners != [(owners[0] + at) % RANKS for at in range(len(owners))]:
+                return False
+        return True
+
+    def census(self):
+        return take_census(self.engine, self.cache.running_rows(), self.transfer.free_slots(), self.rank)
+
+
+def main():
+    group = InProcessGroup(RANKS)
+    ranks = [Rank(rank, group) for rank in range(RANKS)]
+    findings, out = [], {}
+
+    def both(work):
+        done = [work(rank) for rank in ranks]
+        for rank in ranks:
+            findings.extend(str(finding) for finding in check(rank.census()))
+        return done
+
+    def settle():
+        for rank in ranks:
+            for record in list(rank.engine.state.pending.values()):
+                rank.transfer.wait_backup(record.key)
+            for load in list(rank.engine.state.loads):
+                rank.transfer.wait_load(load)
+        for _ in range(3):
+            both(lambda rank: rank.cache.check_hicache_events())
+
+    def serve(*given):
+        """These requests (name, tokens) as one batch, to their ends; returns by rank what came from the host, and who holds it."""
+        requests = [[Request(name, slot, tokens) for slot, (name, tokens) in enumerate(given)] for _ in ranks]
+        loaded = both(lambda rank: rank.admit(requests[rank.rank]))
+        held = [all(rank.holds(req) for req in requests[rank.rank]) for rank in ranks]
+        bases = [req.kv_rotation_base for req in requests[0]]
+        assert bases == [req.kv_rotation_base for req in requests[1]]
+        for at in range(len(given)):
+            both(partial(Rank.finish, requests=requests, at=at))
+        settle()
+        return loaded, held, bases
+
+    stem = list(range(1, 4 * PAGE + 4))
+    # An odd number of pages: the next chain begins with the other rank.
+    out["first"] = serve(("a", stem[: 3 * PAGE]))
+    out["longer"] = serve(("b", stem))
+    both(lambda rank: rank.cache.evict(SimpleNamespace(num_tokens=RANKS * PAGES_A_RANK * PAGE)))
+    out["free"] = [rank.server.aggregate_free_size() for rank in ranks]
+    out["back"] = serve(("c", stem))
+    # Equal prompts in one batch, each a chain of its own that begins with another rank: one insert of the two is declined.
+    twin = list(range(100, 100 + 3 * PAGE))
+    out["twins"] = serve(("d", twin), ("e", [*twin, *range(200, 200 + PAGE)]))
+    out["held"] = [rank.engine.evictable_size() + rank.server.aggregate_free_size() for rank in ranks]
+    out["round"] = [rank.goes_round() for rank in ranks]
+    out["same"] = ranks[0].engine.canonical(local=False) == ranks[1].engine.canonical(local=False)
+    out["committed"] = [rank.engine.counters.committed for rank in ranks]
+    for rank in ranks:
+        findings.extend(str(finding) for finding in check_quiet(rank.census()))
+        rank.streams.close()
+    print(json.dumps({**out, "findings": findings[:5]}))
+
+
+if __name__ == "__main__":
+    main()
