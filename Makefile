@@ -28,6 +28,7 @@ golden: $(STAMP)  ## write the golden stories of tests/golden anew; read the dif
 	@$(BIN)/python -m pytest tests/golden --rewrite-golden $(ARGS)
 
 coverage: $(STAMP)  ## run the tests, and fail below 95 % branch coverage   (minutes; ARGS as for test)
+	@mkdir -p out/coverage
 	@$(BIN)/python -m pytest -n 2 -m "not soak" --cov --cov-report=term $(ARGS)
 
 mutate: $(STAMP)  ## change one thing at a time in what decides, and see whether a test notices   (an hour; goes on where it was; ARGS="ledger")

@@ -11,7 +11,7 @@ from transitions import Machine
 from transitions.core import Condition, Event, Transition
 from transitions.core import State as MachineState
 
-from cphicache.lifecycle import ROWS, BackupRecord, Input, LifecycleError, State, Trigger
+from cphicache.lifecycle import ROWS, BackupRecord, Input, LifecycleError, LifecycleMachine, State, Trigger
 from cphicache.lifecycle.callbacks import CALLBACKS, GUARDS
 from cphicache.lifecycle.compiled import Ask, Bound, Leaf, Unsupported, compile_machine
 from tests.lifecycle.recorder import ALL_LAYERS, PortFault, World
@@ -290,3 +290,17 @@ def test_every_edge_is_compiled() -> None:
         for decision in of_trigger.values():
             collect(decision)
     assert len(leaves) == len(ROWS)
+
+
+def test_steps_are_compiled_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R6: a machine takes its steps without the package unless the stock form is asked for."""
+
+    def never(*_: object) -> bool:
+        raise AssertionError("the package was asked for a step")
+
+    monkeypatch.setattr(Event, "trigger", never)
+    record = BackupRecord(1, 2, bound=True)
+    assert LifecycleMachine(World()).fire(record, Trigger.HIT) is None
+    assert record.hits == 1
+    with pytest.raises(AssertionError, match="the package was asked"):
+        LifecycleMachine(World(), stock=True).fire(record, Trigger.HIT)
