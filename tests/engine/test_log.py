@@ -128,7 +128,7 @@ def lines(rig: Rig) -> list[str]:
 
 @pytest.mark.parametrize("name", STORIES)
 def test_a_log_tells_the_whole_story(name: str, request: pytest.FixtureRequest) -> None:
-    """R13, R28: every call, step, refusal, copy and reduction is logged with its fields, and nothing else. ``--rewrite-golden`` writes
+    """R36, R38: every call, step, refusal, copy and reduction is logged with its fields, and nothing else. ``--rewrite-golden`` writes
     what is logged now: read the difference."""
     path = LOGS / f"{name}.txt"
     told = lines(STORIES[name](Level.OPS))
@@ -140,7 +140,7 @@ def test_a_log_tells_the_whole_story(name: str, request: pytest.FixtureRequest) 
 
 @pytest.mark.parametrize("name", STORIES)
 def test_what_is_logged_decides_nothing(name: str) -> None:
-    """R28: with less in the log, or no log at all, the engine ends in the same state with the same counters; a level leaves out the
+    """R36: with less in the log, or no log at all, the engine ends in the same state with the same counters; a level leaves out the
     events above it and changes none."""
     rigs = {level: STORIES[name](level) for level in Level}
     whole = rigs[Level.OPS]
