@@ -256,6 +256,54 @@ def test_segmented_lru_keeps_what_was_hit_often(name: str, protected_hits: int) 
     assert order == [2, 4, 1, 3]
 
 
+def test_a_parent_that_joins_waits_for_its_turn() -> None:
+    """R27: a parent whose last child is in the plan comes behind a leaf that is older; costs count what joins and leaves."""
+    tree: RadixTree[None] = RadixTree(1, "lru", lambda node: None)
+    parent, child = chain(tree, [2, 1], 1, 1)
+    (other,) = chain(tree, [4], 5, 2)
+    tree.touch([other], 60)
+    tree.touch([parent], 70)
+    left = iter([2, 1, 0])
+    assert tree.plan_host_victims(lambda node: next(left) == 0, lambda node: True) == [child, other, parent]
+    assert [candidate.id for candidate in (child, other, parent)] == [2, 5, 1]
+    before = tree.heap_operations
+    assert tree.plan_host_victims(lambda node: node is parent, lambda node: True) == [child, other, parent]
+    assert tree.heap_operations - before == 6, "two leaves are taken and put back, the parent joins and leaves"
+
+
+def test_forgotten_candidates_leave_nothing_behind() -> None:
+    """R27: after clear there is neither a candidate nor a stale entry."""
+    _, nodes = wide_tree(3)
+    candidates: Candidates[None] = Candidates(policy_named("lru"))
+    candidates.add_all(nodes)
+    candidates.clear()
+    assert (len(candidates), candidates.heap_entries, candidates.peek()) == (0, 0, None)
+    candidates.add(nodes[1])
+    assert (len(candidates), candidates.heap_entries, candidates.peek()) == (1, 1, nodes[1])
+
+
+@pytest.mark.parametrize("leaves", [100, 101])
+def test_stale_entries_are_cleared_away_at_the_bound_and_not_before(leaves: int) -> None:
+    """R27: the heap may hold twice the candidates and 64 entries more."""
+    _, nodes = wide_tree(leaves)
+    candidates: Candidates[None] = Candidates(policy_named("lru"))
+    candidates.add_all(nodes)
+    for node in nodes[:82]:
+        candidates.discard(node)
+    assert candidates.heap_entries == leaves
+    candidates.discard(nodes[82])
+    assert candidates.heap_entries == len(candidates) == leaves - 83
+    assert candidates.operations == leaves + (leaves - 83), "what is kept is moved"
+
+
+def test_costs_of_a_tree_are_those_of_both_media() -> None:
+    """R27: a node that is made a candidate on the device and then on the host costs a heap entry each."""
+    tree, nodes = wide_tree(3)
+    assert tree.heap_operations == 3
+    tree.drop_device(nodes[0])
+    assert tree.heap_operations == 4
+
+
 @pytest.mark.parametrize("name", ["slru-", "slru-0", "slru-x", "lru-2"])
 def test_unknown_segments_are_refused(name: str) -> None:
     """R35: a policy name with a number that cannot be meant is refused, with the known names."""
