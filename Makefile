@@ -24,8 +24,8 @@ simulate: $(STAMP)  ## run the worlds of seeds 1..1000 on the classes that serve
 test: $(STAMP)  ## run the tests   (ARGS="-k ledger ...")
 	@$(BIN)/python -m pytest -n 2 -m "not soak" $(ARGS)
 
-golden: $(STAMP)  ## write the golden stories of tests/golden anew; read the difference before you keep it
-	@$(BIN)/python -m pytest tests/golden --rewrite-golden $(ARGS)
+golden: $(STAMP)  ## write the golden stories and logs of tests/golden and tests/engine anew; read the difference before you keep it
+	@$(BIN)/python -m pytest tests/golden tests/engine/test_log.py --rewrite-golden $(ARGS)
 
 coverage: $(STAMP)  ## run the tests, and fail below 95 % branch coverage   (minutes; ARGS as for test)
 	@mkdir -p out/coverage
