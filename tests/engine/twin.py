@@ -30,16 +30,23 @@ class Twin:
         return sorted((end for end in self.nodes if text.startswith(end)), key=len)
 
     def serve(self, text: str) -> None:
-        """All of the text is stored, loaded back or computed, and used now."""
+        """All of the text is stored, loaded back or computed, and used now. A node is cut where the text leaves it; where the text ends
+        inside of it, only if it is on the host only: then that part is loaded back, and else there is nothing new to hang below it."""
         self.now += 1
-        end = len(self.path(text)[-1]) if self.path(text) else 0
+        used = self.path(text)
+        end = len(used[-1]) if used else 0
         partly = next((name for name, node in self.nodes.items() if node.start == end and name[: end + 1] == text[: end + 1]), None)
         if partly is not None and end < len(text):
-            end = next((at for at in range(end, len(text)) if name_at(partly, at) != text[at]), len(text))
-            self._cut(partly, end)
+            shared = common(partly, text)
+            if shared != text or not self.nodes[partly].on_device:
+                self._cut(partly, len(shared))
+                partly = shared
+            used.append(partly)
+            end = len(shared)
         if end < len(text):
             self.nodes[text] = TwinNode(end, self.now)
-        for name in self.path(text):
+            used.append(text)
+        for name in used:
             self.nodes[name] = replace(self.nodes[name], used=self.now, on_device=True)
 
     def _cut(self, name: str, at: int) -> None:
@@ -87,11 +94,6 @@ class Twin:
     def host_pages(self) -> int:
         """Pages on the host: all of them."""
         return sum(len(name) - node.start for name, node in self.nodes.items())
-
-
-def name_at(name: str, at: int) -> str:
-    """The page at a place; empty past the end."""
-    return name[at : at + 1]
 
 
 def common(one: str, other: str) -> str:
