@@ -81,7 +81,11 @@ class Rank:
         rows = torch.zeros((8, 256), dtype=torch.int32)
         self.rows = SimpleNamespace(req_to_token=rows, write=rows.__setitem__)
         params = SimpleNamespace(
-            req_to_token_pool=self.rows, token_to_kv_pool_allocator=self.server, page_size=PAGE, enable_metrics=False
+            req_to_token_pool=self.rows,
+            token_to_kv_pool_allocator=self.server,
+            page_size=PAGE,
+            enable_metrics=False,
+            enable_kv_cache_events=False,
         )
         self.target = SimpleNamespace(start_layer=0)
         self.cache = installed_contract().cache_class()(

@@ -62,7 +62,7 @@ def running(folder, *options, **variables):
         "--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--dtype", "float32", "--page-size", "1",
         "--max-total-tokens", "1024", "--context-length", "1024", "--max-running-requests", "4", "--enable-hierarchical-cache",
         "--hicache-ratio", "4", "--radix-cache-backend", "cphicache", "--enable-cache-report", "--skip-tokenizer-init",
-        "--skip-server-warmup", "--port", str(port), *options,
+        "--port", str(port), *options,
     ]  # fmt: skip
     strict = dict.fromkeys(STRICT, "1")
     with log.open("w") as out:
