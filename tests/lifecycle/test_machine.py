@@ -246,3 +246,8 @@ def test_the_package_itself_can_be_asked_for_a_step() -> None:
     assert (record.hits, record.state) == (1, N)
     with pytest.raises(KeyError):
         World([row for row in ROWS if row.trigger is not Trigger.QUARANTINED]).machine.stock_trigger(Trigger.QUARANTINED)
+
+
+def test_reported_layers_are_a_mask_too() -> None:
+    """R36: a report's mask has the bits of its layers and no others; without layers it is empty."""
+    assert [Input(layers=layers).layers_mask for layers in ((), (0,), (1,), (0, 2))] == [0, 1, 2, 5]
