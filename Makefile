@@ -24,8 +24,8 @@ simulate: $(STAMP)  ## run the worlds of seeds 1..1000 on the classes that serve
 test: $(STAMP)  ## run the tests   (ARGS="-k ledger ...")
 	@$(BIN)/python -m pytest -n 2 -m "not soak" $(ARGS)
 
-golden: $(STAMP)  ## write the golden stories of tests/golden anew; read the difference before you keep it
-	@$(BIN)/python -m pytest tests/golden --rewrite-golden $(ARGS)
+golden: $(STAMP)  ## write the golden stories and logs of tests/golden and tests/engine anew; read the difference before you keep it
+	@$(BIN)/python -m pytest tests/golden tests/engine/test_log.py --rewrite-golden $(ARGS)
 
 coverage: $(STAMP)  ## run the tests, and fail below 95 % branch coverage   (minutes; ARGS as for test)
 	@mkdir -p out/coverage
@@ -44,10 +44,10 @@ test-ranks: $(STAMP)  ## faults, delays and sizes over rank processes   (minutes
 	@$(BIN)/python -m pytest -n 2 -m soak tests/ranks $(ARGS)
 
 test-sglang: .venv-sglang/.set-up  ## run the tests inside the real SGLang 0.5.20, on the CPU   (minutes, 2 GB; ARGS as for test)
-	@.venv-sglang/bin/python -m pytest tests/sglang $(ARGS)
+	@.venv-sglang/bin/python -m pytest -n 2 --dist loadfile tests/sglang $(ARGS)
 
 test-sglang-0523: .venv-sglang-0523/.set-up  ## the same inside SGLang 0.5.23   (minutes, 2 GB)
-	@.venv-sglang-0523/bin/python -m pytest tests/sglang $(ARGS)
+	@.venv-sglang-0523/bin/python -m pytest -n 2 --dist loadfile tests/sglang $(ARGS)
 
 soak-sglang: .venv-sglang/.set-up  ## 300 random requests in every combination, and the table against SGLang's own cache   (long; ARGS="--only soak")
 	@.venv-sglang/bin/python tests/sglang/soak.py --docs docs/sglang.md $(ARGS)

@@ -19,6 +19,7 @@ MAY_IMPORT_TORCH = (
     "cphicache.sglang.pools",
     "cphicache.sglang.ranks",
     "cphicache.sglang.requests",
+    "cphicache.sglang.streams",
     "cphicache.spaces.metadata",
     "cphicache.spaces.tensors",
     "cphicache.transfer.backends",
@@ -50,7 +51,12 @@ MUST_NOT_AFTER_ALL = (
 )
 
 
-NEEDS_SGLANG = ("cphicache.sglang.contract_", "cphicache.sglang.factory", "cphicache.sglang.prefix_cache")
+NEEDS_SGLANG = (
+    "cphicache.sglang.contract_",
+    "cphicache.sglang.factory",
+    "cphicache.sglang.kv_events",
+    "cphicache.sglang.prefix_cache",
+)
 """Imported by SGLang's processes only, where ``make test-sglang`` tests them."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
 
 import orjson
@@ -181,6 +181,10 @@ class _NoMachine(Steps):
 
     def _counted_step(self, record: Backup, trigger: Trigger, given: Input) -> str | None:
         return None
+
+    def _step_each(self, records: Sequence[Backup], trigger: Trigger, given: Input) -> None:
+        for record in records:  # as with a log
+            self._counted_step(record, trigger, given)
 
 
 def event_cost(nodes: int) -> Callable[[Effort], Measured]:

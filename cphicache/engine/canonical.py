@@ -139,7 +139,7 @@ class _Canonical:
             self._generations[record.generation],
             number,
             record.agreed,
-            tuple(record.submitted),
+            record.submitted,
             (record.done_here, record.failed_here, record.void) if self._local else (),
             self._pages(record.pages),
             record.owners,

@@ -36,7 +36,7 @@ _SCALARS = (
     "retried_epoch",
     "kv_events_lost",
 )
-# A backup's fields are immutable values, lists of integers, its state, and links to nodes and other backups.
+# A backup has immutable values, its pages, its state, and links to nodes and other backups.
 _VALUES = (
     "agreed",
     "bound",
@@ -59,8 +59,9 @@ _VALUES = (
     "void",
     "wasted_need",
     "wasted_pages",
+    "submitted",
+    "confirmed",
 )
-_LISTS = ("submitted", "confirmed", "pages")
 _values_of: Callable[[Backup], tuple[Any, ...]] = attrgetter(*_VALUES)
 
 
@@ -90,7 +91,7 @@ class _RecordTable:
                     record.node_id,
                     str(record.state),
                     _values_of(record),
-                    tuple(tuple(getattr(record, name)) for name in _LISTS),
+                    tuple(record.pages),
                     record.node_id if in_tree else None,  # a node that was removed serves nobody any more
                     None if record.parent is None else self.index(record.parent),
                     self.indices(record.heirs),
@@ -229,13 +230,12 @@ def load_state(state: CacheState, image: Image) -> None:
 
 
 def _new_record(state: CacheState, row: tuple[Any, ...]) -> Backup:
-    node_id, lifecycle_state, values, lists, *_ = row
+    node_id, lifecycle_state, values, pages, *_ = row
     record = Backup(node_id, len(state.config.payloads), bound=False, no_need=state.no_need)
     record.state = State(lifecycle_state)
     for name, value in zip(_VALUES, values, strict=True):
         setattr(record, name, value)
-    for name, items in zip(_LISTS, lists, strict=True):
-        setattr(record, name, list(items))
+    record.pages = list(pages)
     return record
 
 

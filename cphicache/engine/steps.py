@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from cphicache.engine.records import Backup, Refusal
 from cphicache.engine.state import CacheState
 from cphicache.events import EventLog
-from cphicache.events.render import Extra, StepRecord
+from cphicache.events.render import Extra
 from cphicache.lifecycle import NO_INPUT, Input, LifecycleMachine, LifecyclePort, State, Trigger
 
 DETAILED = frozenset({
@@ -26,6 +26,7 @@ class Steps:
         """Steps so far: what was asked at one count holds until the next."""
         self._state = state
         self._log = log
+        self._ledger = state.ledger
         self._follow: deque[tuple[Backup, Trigger]] = deque()
         self._depth = 0
         self._refusal: Refusal | None = None
@@ -55,17 +56,15 @@ class Steps:
             self._step_each([r for r in records if (state := r.state) is in_flight or state is reserved], stored, given)
             return
         # a step that changes neither numbers, slots nor locks, and there may be many of them
-        tick, used, now = self._state.tick, self._state.ledger.used_by_rank, log.now()
-        events: list[StepRecord] = []
+        tick, used, now, add = self._state.tick, self._ledger.used_by_rank, log.now(), log.add
         for record in records:
             before = record.state
             if before is in_flight or before is reserved:
                 stale = step(record, stored, given)
-                events.append((
+                add((
                     now, tick, record.node_id, record.generation, stored, before, record.state, stale, record.number, record.bound,
-                    record.agreed, (*record.submitted,), (*record.confirmed,), record.need, record.wasted_need, used, 0, given, (),
+                    record.agreed, record.submitted, record.confirmed, record.need, record.wasted_need, used, 0, given, (),
                 ))  # fmt: skip
-        log.add_all(events)
 
     def _step_each(self, records: Sequence[Backup], trigger: Trigger, given: Input) -> None:
         """Take the same step with each of these in one call: without a log, for steps from which nothing follows but a stale name."""
@@ -123,13 +122,13 @@ class Steps:
                 number if record.number is None else record.number,
                 record.bound,
                 record.agreed,
-                (*record.submitted,),
-                (*record.confirmed,),
+                record.submitted,
+                record.confirmed,
                 self._state.no_need
                 if record.state is State.DEVICE_VALID_HOST_NONE
                 else record.need,  # before it is reserved: what it would take
                 record.wasted_need,
-                self._state.ledger.used_by_rank,
+                self._ledger.used_by_rank,
                 0 if node is None else node.lock_ref - locks,
                 given if trigger is Trigger.LAYER_STORED else given.reason,
                 self._details(record, trigger, given) if trigger in DETAILED else (),

@@ -120,16 +120,6 @@ class EventLog:
         self.seq += 1
         records.append(record)
 
-    def add_all(self, steps: Sequence[StepRecord]) -> None:
-        """Like :meth:`add` for each of these, in order."""
-        records, count = self._records, len(steps)
-        if len(records) + count > self._pressure:
-            for step in steps:
-                self.add(step)
-            return
-        self.seq += count
-        records.extend(steps)
-
     def step(  # noqa: PLR0917 - these six say which step it was, in the order of the log
         self,
         tick: int,

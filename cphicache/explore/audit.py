@@ -62,7 +62,7 @@ def _check_local_half(state: CacheState, transfer: RecordedTransfer, rank: int) 
         if record.void:
             continue
         copies = transfer.backups[record.key]
-        _same(f"layers of node {record.node_id} submitted", tuple(record.submitted), copies.submitted)
+        _same(f"layers of node {record.node_id} submitted", record.submitted, copies.submitted)
         _same(f"slots kept for node {record.node_id}", record.wasted_need[rank], copies.kept_slots)
         if record.agreed and copies.flying:
             raise RuleBroken(f"node {record.node_id}: expected no copy in flight once every rank has passed it, found some")

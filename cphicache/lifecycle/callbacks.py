@@ -41,7 +41,9 @@ def _copy_layers(record: BackupRecord, port: Port, given: Input) -> None:
     if submitted & reported:  # a layer is copied once, also when it is reported again together with new ones
         given = replace(given, layers=tuple(layer for layer in given.layers if not submitted >> layer & 1))
     port.copy_layers(record, given)
-    record.submitted[given.payload] = submitted | reported
+    masks, at = record.submitted, given.payload
+    mask = submitted | reported
+    record.submitted = (mask,) if len(masks) == 1 else (*masks[:at], mask, *masks[at + 1 :])
 
 
 def _take_number(record: BackupRecord, port: Port, given: Input) -> None:
@@ -53,7 +55,7 @@ def _mark_agreed(record: BackupRecord, port: Port, given: Input) -> None:
 
 
 def _confirm(record: BackupRecord, port: Port, given: Input) -> None:
-    record.confirmed = list(record.submitted)
+    record.confirmed = record.submitted
 
 
 def _remember_failure(record: BackupRecord, port: Port, given: Input) -> None:
@@ -80,8 +82,7 @@ def _forget_operation(record: BackupRecord) -> None:
     record.agreed = False
     record.failed_here = False
     record.wasted_pages = 0
-    record.submitted = [0] * len(record.submitted)
-    record.confirmed = [0] * len(record.confirmed)
+    record.submitted = record.confirmed = (0,) * len(record.submitted)
 
 
 def _shrink_now(record: BackupRecord, port: Port, given: Input) -> None:

@@ -42,7 +42,7 @@ class BackupRecord:
     """The backup of one radix node (or of an extent that is about to become one). Models of the shared machine; never registered.
 
     ``submitted`` and ``confirmed`` are bit masks of layers by payload: confirmed is within submitted, submitted within
-    ``(1 << layers) - 1``.
+    ``(1 << layers) - 1``. They are tuples: whoever keeps one, as the event log does, keeps the masks of now.
     """
 
     __slots__ = (
@@ -67,8 +67,8 @@ class BackupRecord:
         self.number: int | None = None
         self.agreed = False
         self.hits = 0
-        self.submitted = [0] * payloads
-        self.confirmed = [0] * payloads
+        self.submitted: tuple[int, ...] = (0,) * payloads
+        self.confirmed = self.submitted
         self.failed_here = False
         self.wasted_pages = 0
 

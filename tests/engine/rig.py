@@ -108,7 +108,11 @@ class RigOver(Generic[T]):
     """Ranks ``ranks`` (all, if None) of an engine, over local halves that ``make_transfer(config, rank)`` makes."""
 
     def __init__(
-        self, config: CacheConfig, make_transfer: Callable[[CacheConfig, int], T], ranks: Sequence[int] | None = None
+        self,
+        config: CacheConfig,
+        make_transfer: Callable[[CacheConfig, int], T],
+        ranks: Sequence[int] | None = None,
+        level: Level = Level.OPS,
     ) -> None:
         self.config = config
         self.batch = 1
@@ -118,7 +122,7 @@ class RigOver(Generic[T]):
         self.sides: list[Side[T]] = []
         for index, rank in enumerate(members):
             transfer, tap = make_transfer(config, rank), Tap(group.member(index))
-            log = EventLog(None, rank=rank, level=Level.OPS, wall_clock=None, header={})
+            log = EventLog(None, rank=rank, level=level, wall_clock=None, header={})
             self.sides.append(Side(rank, CpHiRadixCache(config, transfer, tap, log), transfer, tap, log))
 
     # -- all ranks ----------------------------------------------------------------------------------------------------------
@@ -354,8 +358,8 @@ class RigOver(Generic[T]):
 class Rig(RigOver[FakeTransfer]):
     """Engines over :class:`~tests.engine_fakes.FakeTransfer`, whose copies end when the test says so."""
 
-    def __init__(self, ranks: Sequence[int] | None = None, **options: Any) -> None:
-        super().__init__(rig_config(**options), FakeTransfer, ranks)
+    def __init__(self, ranks: Sequence[int] | None = None, level: Level = Level.OPS, **options: Any) -> None:
+        super().__init__(rig_config(**options), FakeTransfer, ranks, level)
 
     def hold(self, holding: bool = True) -> None:
         """Copies submitted from now on stay in flight."""

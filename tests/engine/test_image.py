@@ -277,7 +277,7 @@ def rich_state() -> CacheState:
         record.state, record.number = State.LAYERS_IN_FLIGHT, number
         record.generation, record.order = state.next_generation, state.next_order
         record.pages, record.owners, record.need = [LogicalPage(1), LogicalPage(2)], (0, 1), (2, 2)
-        record.submitted, record.confirmed = [3, 1], [0, 0]
+        record.submitted, record.confirmed = (3, 1), (0, 0)
         state.next_generation += 1
         state.next_order += 1
         state.pending[record.node_id] = record
@@ -401,7 +401,7 @@ DECIDES: dict[str, Change] = {
     "Backup.number": put(extent, "number", None),
     "Backup.agreed": put(extent, "agreed", True),
     "Backup.hits": put(plain, "hits", 1),
-    "Backup.submitted": put(extent, "submitted", [1, 0]),
+    "Backup.submitted": put(extent, "submitted", (1, 0)),
     "Backup.failed_here": put(extent, "failed_here", True),
     "Backup.node": put(pending, "node", None),
     "Backup.parent": put(extent, "parent", None),
@@ -461,7 +461,7 @@ DECIDES_NOTHING: dict[str, tuple[str, Change]] = {
     "CacheState.kv_events_lost": ("a total for reports", put_state("kv_events_lost", 1)),
     "Backup.node_id": ("a position or a rank", rename_extent),
     "Backup.bound": ("true exactly when there is a node", put(extent, "bound", True)),
-    "Backup.confirmed": ("for the log; done_here says that copies have ended", put(extent, "confirmed", [3, 1])),
+    "Backup.confirmed": ("for the log; done_here says that copies have ended", put(extent, "confirmed", (3, 1))),
     "Backup.wasted_pages": ("wasted_need is what is given back", put(extent, "wasted_pages", 1)),
     "Backup.heirs": ("the other end of parent", lambda state: extent(state).heirs.clear()),
     "Backup.request": ("for the log", put(extent, "request", "q")),

@@ -115,6 +115,17 @@ def test_snapshot_restores_the_whole_state() -> None:
     assert ledger.canonical() == (4, 8)
 
 
+def test_figures_by_rank_stay_as_they_were_read() -> None:
+    """R20: whoever keeps the slots in use by rank keeps those of that moment."""
+    ledger = HostLedger(2, {"target": 8})
+    before = ledger.used_by_rank
+    ledger.take((4, 8))
+    assert (list(before), list(ledger.used_by_rank)) == ([0, 0], [4, 8])
+    taken = ledger.used_by_rank
+    ledger.give((4, 0))
+    assert (list(taken), list(ledger.used_by_rank)) == ([4, 8], [0, 8])
+
+
 class SetsOfSlots:
     """Naive twin: a set of slot numbers for every rank and payload."""
 

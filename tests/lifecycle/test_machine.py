@@ -235,7 +235,7 @@ def test_a_new_record_remembers_nothing() -> None:
     """R6: a record begins without layers, number, agreement, failure, hits and waste."""
     record = BackupRecord(1, 2, bound=False)
     assert (record.state, record.bound, record.number, record.agreed, record.failed_here) == (N, False, None, False, False)
-    assert (record.submitted, record.confirmed, record.hits, record.wasted_pages) == ([0, 0], [0, 0], 0, 0)
+    assert (record.submitted, record.confirmed, record.hits, record.wasted_pages) == ((0, 0), (0, 0), 0, 0)
 
 
 def test_the_package_itself_can_be_asked_for_a_step() -> None:

@@ -160,6 +160,8 @@ class Runner:
                 return Verdict(SURVIVED)
             case pytest.ExitCode.TESTS_FAILED | pytest.ExitCode.INTERRUPTED:  # the latter: it cannot even be imported
                 return Verdict(KILLED, test)
+            case pytest.ExitCode.USAGE_ERROR if anew:  # nor can a test be found whose parameters are made from what is mutated
+                return Verdict(KILLED, test)
             case code if code == NOT_JUDGED and not anew:
                 return self.judge(module, mutant, tests, seconds, anew=True)
             case code:

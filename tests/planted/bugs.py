@@ -44,7 +44,7 @@ class Bug:
 
     @property
     def place(self) -> str:
-        """File and function, for people."""
+        """File, and function if it is in one, for people."""
         text = self.path.read_text()
         line = text[: text.index(self.old)].count("\n") + 1
         names = [
@@ -52,7 +52,7 @@ class Bug:
             for node in ast.walk(ast.parse(text))
             if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.lineno <= line <= (node.end_lineno or line)
         ]
-        return f"{self.path.relative_to(ROOT / 'cphicache')}: {'.'.join(names)}"
+        return ": ".join(filter(None, (str(self.path.relative_to(ROOT / "cphicache")), ".".join(names))))
 
 
 BUGS = (

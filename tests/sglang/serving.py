@@ -1,5 +1,6 @@
 """Runs schedulers for the tests and for the soak run, each in a process of its own, and keeps what came out."""
 
+import fcntl
 import json
 import os
 import subprocess
@@ -32,9 +33,13 @@ def run_script(*arguments, limit_s=LIMIT_S, **variables):
 
 @cache
 def models():
-    if not (WORK / "mtp" / "model.safetensors").exists():
-        done = run_script("models.py", str(WORK))
-        assert done.returncode == 0, done.stderr[-4000:]
+    """The folder of the models, which are made once; two test processes wait for each other."""
+    WORK.mkdir(exist_ok=True)
+    with (WORK / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (WORK / "mtp" / "model.safetensors").exists():
+            done = run_script("models.py", str(WORK))
+            assert done.returncode == 0, done.stderr[-4000:]
     return WORK
 
 

@@ -16,7 +16,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from rig import STRICT
 from serving import HERE, environment, models
 
-READY_S = 180
+READY_S = 600
+"""Several processes import SGLang: on a busy machine that takes minutes. A server that has ended fails its test at once."""
+ANSWER_S = 300
 
 
 def free_port():
@@ -29,13 +31,13 @@ def post(port, path, body=None):
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}{path}", data=json.dumps(body or {}).encode(), headers={"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
         text = answer.read().decode()
     return json.loads(text) if text.startswith("{") else text
 
 
 def get(port, path):
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=ANSWER_S) as answer:
         return answer.read().decode()
 
 
@@ -86,7 +88,7 @@ def generate(port, tokens, new_tokens=6):
 def streaming(port, tokens):
     """A long answer as it comes; the client goes away at the end of the block."""
     body = {"input_ids": tokens, "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}, "stream": True}
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_S)
     try:
         connection.request("POST", "/generate", json.dumps(body), {"Content-Type": "application/json"})
         yield connection.getresponse()

@@ -260,8 +260,7 @@ class DraftSkipped(RankTransfer):
         if payload != "draft":
             super().submit_layers(ops, payload, layers)
             return
-        for op in ops:
-            self._mark_submitted(self._backup(op, "submit_layers"), payload, layers)
+        self._mark_submitted([self._backup(op, "submit_layers") for op in ops], payload, layers)
 
 
 class DraftOnTargetSlots(RankTransfer):

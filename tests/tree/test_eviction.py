@@ -87,7 +87,7 @@ def test_stale_entries_are_compacted() -> None:
     tree, nodes = wide_tree(1_000)
     candidates: Candidates[None] = Candidates(policy_named("mru"))
     candidates.add_all(nodes)
-    for now in range(50_000):
+    for now in range(5_000):
         node = nodes[now % 1_000]
         if now % 3 == 0:
             candidates.discard(node)
@@ -96,7 +96,7 @@ def test_stale_entries_are_compacted() -> None:
             node.last_access = 2_000 + now
             candidates.refresh(node)
         assert candidates.heap_entries <= 2 * len(candidates) + 64
-    assert candidates.operations <= 6 * 50_000
+    assert candidates.operations <= 6 * 5_000
     live = [node for node in nodes if node in candidates]
     popped = []
     while (best := candidates.pop()) is not None:
@@ -196,7 +196,52 @@ def test_parent_that_something_else_keeps_never_joins(kept_by: str) -> None:
     assert tree.plan_host_victims(lambda node: node is child, lambda node: True) == [child]
 
 
-@pytest.mark.parametrize(("name", "protected_hits"), [("slru", 2), ("slru-3", 3)])
+def test_compaction_catches_up_after_many_pops() -> None:
+    """R27: pops leave stale entries in the majority, which the next candidate that is added or improved, or goes, clears away."""
+
+    def many_stale() -> tuple[Candidates[None], list[Node[None]]]:
+        _, nodes = wide_tree(100, "mru")
+        candidates: Candidates[None] = Candidates(policy_named("mru"))
+        candidates.add_all(nodes)
+        for node in nodes:  # the newest in the order of their ranks stay on top of the stale ones
+            node.last_access += 1_000
+            candidates.refresh(node)
+        for _ in range(80):
+            candidates.pop()
+        assert candidates.heap_entries > 2 * len(candidates) + 64, "what is to be cleared away"
+        return candidates, nodes
+
+    candidates, nodes = many_stale()
+    candidates.add(nodes[99])
+    assert candidates.heap_entries == len(candidates) == 21
+    candidates, nodes = many_stale()
+    candidates.discard(nodes[0])
+    assert candidates.heap_entries == len(candidates) == 19
+    candidates, nodes = many_stale()
+    nodes[0].last_access += 1_000
+    candidates.refresh(nodes[0])
+    assert candidates.heap_entries == len(candidates) == 20
+
+
+def test_costs_are_counted_entry_by_entry() -> None:
+    """R27: each push and pop of the heap counts, and only a rank that fell makes an entry."""
+    _, nodes = wide_tree(3)
+    candidates: Candidates[None] = Candidates(policy_named("lru"))
+    assert candidates.operations == 0
+    candidates.add_all(nodes)
+    candidates.refresh(nodes[0])
+    nodes[1].last_access = 99
+    candidates.refresh(nodes[1])
+    assert (candidates.operations, candidates.heap_entries) == (3, 3)
+    candidates.discard(nodes[0])
+    assert (candidates.operations, candidates.heap_entries) == (3, 3)
+    assert candidates.peek() is nodes[2]
+    assert (candidates.operations, candidates.heap_entries) == (6, 2), "a stale entry went, and one was replaced"
+    assert candidates.pop() is nodes[2]
+    assert (candidates.operations, candidates.heap_entries) == (7, 1)
+
+
+@pytest.mark.parametrize(("name", "protected_hits"), [("slru-1", 1), ("slru", 2), ("slru-3", 3)])
 def test_segmented_lru_keeps_what_was_hit_often(name: str, protected_hits: int) -> None:
     """R27: under segmented LRU nodes with enough hits go after all others; inside each of the two parts the oldest goes first."""
     tree: RadixTree[None] = RadixTree(1, name, lambda node: None)
@@ -209,6 +254,54 @@ def test_segmented_lru_keeps_what_was_hit_often(name: str, protected_hits: int) 
         order.append(victim.id)
         tree.remove(victim)
     assert order == [2, 4, 1, 3]
+
+
+def test_a_parent_that_joins_waits_for_its_turn() -> None:
+    """R27: a parent whose last child is in the plan comes behind a leaf that is older; costs count what joins and leaves."""
+    tree: RadixTree[None] = RadixTree(1, "lru", lambda node: None)
+    parent, child = chain(tree, [2, 1], 1, 1)
+    (other,) = chain(tree, [4], 5, 2)
+    tree.touch([other], 60)
+    tree.touch([parent], 70)
+    left = iter([2, 1, 0])
+    assert tree.plan_host_victims(lambda node: next(left) == 0, lambda node: True) == [child, other, parent]
+    assert [candidate.id for candidate in (child, other, parent)] == [2, 5, 1]
+    before = tree.heap_operations
+    assert tree.plan_host_victims(lambda node: node is parent, lambda node: True) == [child, other, parent]
+    assert tree.heap_operations - before == 6, "two leaves are taken and put back, the parent joins and leaves"
+
+
+def test_forgotten_candidates_leave_nothing_behind() -> None:
+    """R27: after clear there is neither a candidate nor a stale entry."""
+    _, nodes = wide_tree(3)
+    candidates: Candidates[None] = Candidates(policy_named("lru"))
+    candidates.add_all(nodes)
+    candidates.clear()
+    assert (len(candidates), candidates.heap_entries, candidates.peek()) == (0, 0, None)
+    candidates.add(nodes[1])
+    assert (len(candidates), candidates.heap_entries, candidates.peek()) == (1, 1, nodes[1])
+
+
+@pytest.mark.parametrize("leaves", [100, 101])
+def test_stale_entries_are_cleared_away_at_the_bound_and_not_before(leaves: int) -> None:
+    """R27: the heap may hold twice the candidates and 64 entries more."""
+    _, nodes = wide_tree(leaves)
+    candidates: Candidates[None] = Candidates(policy_named("lru"))
+    candidates.add_all(nodes)
+    for node in nodes[:82]:
+        candidates.discard(node)
+    assert candidates.heap_entries == leaves
+    candidates.discard(nodes[82])
+    assert candidates.heap_entries == len(candidates) == leaves - 83
+    assert candidates.operations == leaves + (leaves - 83), "what is kept is moved"
+
+
+def test_costs_of_a_tree_are_those_of_both_media() -> None:
+    """R27: a node that is made a candidate on the device and then on the host costs a heap entry each."""
+    tree, nodes = wide_tree(3)
+    assert tree.heap_operations == 3
+    tree.drop_device(nodes[0])
+    assert tree.heap_operations == 4
 
 
 @pytest.mark.parametrize("name", ["slru-", "slru-0", "slru-x", "lru-2"])

@@ -26,6 +26,7 @@ def test_page_size_outside_1_to_1024_is_refused(page_size: int) -> None:
     """R28: page sizes other than 1..1024 are refused with the value."""
     with pytest.raises(ValueError, match=rf"page_size {page_size} is not in 1\.\.1024"):
         check_page_size(page_size)
+    assert [check_page_size(least_or_most) for least_or_most in (1, 1024)] == [1, 1024]
     with pytest.raises(ValueError, match=rf"page_size {page_size} is not in 1\.\.1024"):
         RadixKey.of([1], page_size)
 

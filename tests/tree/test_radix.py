@@ -27,6 +27,7 @@ def one_node(tree: RadixTree[str]) -> Node[str]:
 def test_missing_child_raises_and_creates_nothing() -> None:
     """R28: ``children`` is a plain dict; asking for a missing key raises KeyError and leaves the tree as it is."""
     tree = make()
+    assert (tree.root.created, tree.root.last_access) == (0, 0)
     node = one_node(tree)
     assert type(node.children) is dict
     for at in (tree.root, node):
@@ -329,3 +330,75 @@ def test_snapshot_is_plain_and_restores_into_its_like_only() -> None:
     for unlike in (make(2), make(1, "fifo")):
         with pytest.raises(ValueError, match="restore into its like"):
             unlike.restore(image, lambda node, data: "")
+
+
+def test_only_a_leaf_of_this_tree_can_be_removed() -> None:
+    """R27, R30: the root, a node with children though nobody holds it, and a node of another tree stay; parents become leaves again."""
+    tree, other = make(), make()
+    parent, foreign = one_node(tree), one_node(other)
+    child = tree.add_child(parent, key("x"), pages(7), 2, 2)
+    for of in (tree.root, parent, foreign):
+        with pytest.raises(TreeInternalError, match="expected a leaf of the tree"):
+            tree.remove(of)
+    with pytest.raises(TreeInternalError, match="expected a leaf of the tree"):
+        make().remove(make().root)
+    empty = make()
+    with pytest.raises(TreeInternalError, match="expected a leaf of the tree"):
+        empty.remove(empty.root)
+    assert (tree.node_count, other.node_count) == (2, 1)
+    assert tree.remove(child) == pages(7)
+    assert tree.next_device_victim() is parent
+
+
+def test_a_restored_tree_gives_its_parents_free() -> None:
+    """R30: after a restore a node is a device leaf once its last child on the device is gone, as before."""
+    tree, again = make(), make()
+    tree.add_child(one_node(tree), key("x"), pages(7), 2, 2)
+    again.restore(tree.snapshot(lambda backup: backup), lambda node, backup: backup)
+    order = []
+    while (victim := again.next_device_victim()) is not None:
+        order.append(victim.id)
+        again.drop_device(victim)
+    assert order == [2, 1]
+
+
+def test_a_removed_node_keeps_its_key() -> None:
+    """R30: the key under which a node stood below another is the same when it has left the tree."""
+    tree = make()
+    child = tree.add_child(one_node(tree), key("xy"), pages(7, 8), 2, 2)
+    stood_under = child_key_of(child)
+    tree.remove(child)
+    assert child_key_of(child) == stood_under
+
+
+def test_a_parent_without_its_last_host_child_can_go() -> None:
+    """R27: removing a host-only child makes its host-only parent a leaf of the host, without anything else being asked."""
+    tree = make()
+    parent = one_node(tree)
+    child = tree.add_child(parent, key("x"), pages(7), 2, 2)
+    tree.drop_device(child)
+    tree.drop_device(parent)
+    assert tree.plan_host_victims(lambda node: True, lambda node: True) == [child]
+    tree.remove(child)
+    assert tree.plan_host_victims(lambda node: True, lambda node: True) == [parent]
+
+
+def test_a_child_has_the_tree_s_page_size_and_no_priority_of_its_own() -> None:
+    """R28: a segment of another page size is refused and nothing is added; a node's priority is 0 unless one is given."""
+    tree = make()
+    with pytest.raises(ValueError, match="page"):
+        tree.add_child(tree.root, key("ab", page_size=2), pages(1), 1, 1)
+    assert (tree.node_count, tree.root.children) == (0, {})
+    assert one_node(tree).priority == 0
+    assert tree.add_child(tree.root, key("x"), pages(7), 2, 2, priority=3).priority == 3
+
+
+def test_canonical_form_tells_first_nodes_apart() -> None:
+    """R30: trees that differ in their first or in their last node only have different canonical forms."""
+    forms = set()
+    for first, last in (("ab", "yz"), ("ac", "yz"), ("ab", "yx")):
+        tree = make()
+        tree.add_child(tree.root, key(first), pages(1, 2), 1, 1)
+        tree.add_child(tree.root, key(last), pages(3, 4), 2, 2)
+        forms.add(tree.canonical(lambda node: node.backup))
+    assert len(forms) == 3

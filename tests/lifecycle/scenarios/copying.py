@@ -47,7 +47,7 @@ def all_layers_at_once(worlds: Worlds) -> None:
     world.store_all(record)
     world.fire(record, Trigger.FORWARD_ENDED)
     assert world.took() == ["copy_layers 1 0 0 1 2", "copy_layers 1 1 0", "take_number 1"]
-    assert (record.state, record.submitted) == (L, [0b111, 0b1])
+    assert (record.state, record.submitted) == (L, (0b111, 0b1))
 
 
 @scenario
@@ -59,7 +59,7 @@ def layers_in_any_order(worlds: Worlds) -> None:
         for payload, layer in order:
             world.store(record, payload, layer)
         world.fire(record, Trigger.FORWARD_ENDED)
-        assert (record.state, record.submitted) == (L, [0b111, 0b1])
+        assert (record.state, record.submitted) == (L, (0b111, 0b1))
         assert world.took() == [f"copy_layers 1 {payload} {layer}" for payload, layer in order] + ["take_number 1"]
 
 
@@ -84,7 +84,7 @@ def layer_again_among_new_ones(worlds: Worlds) -> None:
     world.store(record, 0, 1)
     world.store(record, 0, 0, 1, 2)
     assert world.took() == ["copy_layers 1 0 1", "copy_layers 1 0 0 2"]
-    assert record.submitted == [0b111, 0]
+    assert record.submitted == (0b111, 0)
 
 
 @scenario
@@ -156,7 +156,7 @@ def a_copy_done_here_decides_nothing(worlds: Worlds) -> None:
     for state, agreed in ((L, False), (L, True), (B, False)):
         world = worlds()
         record = world.at(state, numbered=True, agreed=agreed)
-        assert record.confirmed == [0, 0]
+        assert record.confirmed == (0, 0)
         assert world.fire(record, Trigger.COPY_DONE) is None
         assert (record.state, record.number, record.agreed, world.took()) == (state, 0, agreed, [])
         assert record.watermarks() == [(3, 3), (1, 1)]
