@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from threading import Event
 from types import FrameType
@@ -227,14 +228,15 @@ class Rank:
             on_done=after_request,
             digests=DigestCheck(board, rank, size, StateDigest._fields) if config.check_ranks else None,
         )
-        membership.check_stop()
-        membership.store.set(f"ready/{rank}", "")
-        membership.wait_for_keys("ready", "got ready", START_TIMEOUT_S)
-        try:
-            world.run()
-        except GroupBroken as error:
-            if isinstance(error, Excluded) or self._stop.is_set():
-                raise
+        with closing(world):  # run() does so itself, but the others may not get ready
+            membership.check_stop()
+            membership.store.set(f"ready/{rank}", "")
+            membership.wait_for_keys("ready", "got ready", START_TIMEOUT_S)
+            try:
+                world.run()
+            except GroupBroken as error:
+                if isinstance(error, Excluded) or self._stop.is_set():
+                    raise
         if reducer is None:
             return world.result()
         return replace(world.result(), waits=reducer.waited, blocked_s=reducer.blocked_s, longest_s=reducer.longest_s)

@@ -15,12 +15,13 @@ ENDED = Standing(False, False, True, False)
 FAILING = Standing(True, True, False, True)
 FAILED = Standing(False, True, True, True)
 
+DRAINING = two_ranks("write-back", outside="evict")
 WORLDS: dict[str, World] = {
     "chain": tiny(CHAIN, outside="abort", insert_early=True, one_forward=False),
     "chain, waits do not fail": tiny(CHAIN, outside="reset", insert_early=True, one_forward=False, wait_may_fail=False),
     "siblings, one fault": tiny(single("a", 1), single("b", 2), max_faults=1),
     "two ranks": replace(two_ranks("chain-disjoint"), max_faults=2),
-    "drain rounds": replace(two_ranks("write-back"), requests=two_ranks("write-back").requests[:2]),
+    "drain rounds": replace(DRAINING, config=replace(DRAINING.config, payloads=(("target", 1),)), max_faults=1),
 }
 
 
