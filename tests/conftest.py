@@ -1,8 +1,10 @@
-"""Options of a session, and what it prints at its end: the combinations that the conformance suite ran and skipped."""
+"""Options of a session, a fixture that packages share, and what is printed at the end: the conformance combinations run and skipped."""
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
@@ -30,3 +32,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         )
         for name, count in sorted(totals.items(), key=lambda entry: entry[0] != "run"):
             terminalreporter.line(f"{count:6d} {name}")
+
+
+@pytest.fixture
+def default_sigint() -> Iterator[None]:
+    """As in a foreground process: an interrupt is a KeyboardInterrupt."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

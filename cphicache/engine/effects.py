@@ -12,13 +12,6 @@ from cphicache.lifecycle import Input, State, Trigger
 from cphicache.transfer.port import HostSlotsExhausted, TransferPort
 from cphicache.tree import Node
 
-N, R, L, C, B = (
-    State.DEVICE_VALID_HOST_NONE,
-    State.RESERVED,
-    State.LAYERS_IN_FLIGHT,
-    State.COMMITTED,
-    State.ROLLED_BACK,
-)
 REFUSAL_NOTE_TICKS = 16
 """A node's refusals are noted in detail at most once in so many ticks; each attempt is logged as a step anyway."""
 
@@ -66,9 +59,9 @@ class Effects:
         if self._state.quarantined is not None:
             return Refusal.QUARANTINED
         parent = self._parent_state(record)
-        if parent is B:
+        if parent is State.ROLLED_BACK:
             return Refusal.PARENT_ROLLING_BACK
-        if parent is N:
+        if parent is State.DEVICE_VALID_HOST_NONE:
             return Refusal.PARENT_NOT_BACKED
         if record.bound and record.node_id in self._state.waiting_for:
             return Refusal.SPLIT_AWAITED
@@ -77,8 +70,8 @@ class Effects:
     def _parent_state(self, record: Backup) -> State:
         if record.node is not None:
             parent = record.node.parent
-            return C if parent is None or parent.is_root else parent.backup.state
-        return C if record.parent is None else record.parent.state
+            return State.COMMITTED if parent is None or parent.is_root else parent.backup.state
+        return State.COMMITTED if record.parent is None else record.parent.state
 
     def room(self, record: Backup) -> bool:
         """See the port."""
@@ -102,7 +95,7 @@ class Effects:
 
     def parent_committed(self, record: Backup) -> bool:
         """See the port."""
-        return self._parent_state(record) is C
+        return self._parent_state(record) is State.COMMITTED
 
     def on_device(self, record: Backup) -> bool:
         """See the port."""
@@ -176,7 +169,7 @@ class Effects:
     # -- copying ----------------------------------------------------------------------------------------------------------------
     def copy_layers(self, record: Backup, given: Input) -> None:
         """See the port: the submission itself is one for all records of the batch."""
-        if record.state is R:
+        if record.state is State.RESERVED:
             self._state.counters.tokens_submitted += self._tokens(record)
         self._copying.append(record)
 
@@ -303,7 +296,7 @@ class Effects:
             raise AssertionError(f"split: expected a node and a record for its head, found {record.describe()} and {head!r}")
         head.node = state.tree.split(node, given.pages, head.node_id, head)
         record.fork_into(head)
-        if record.state is C:
+        if record.state is State.COMMITTED:
             self._transfer.split_node(record.node_id, head.node_id, given.pages)
             head.owners, record.owners = record.owners[: given.pages], record.owners[given.pages :]
             head.need, record.need = state.need(head.owners), state.need(record.owners)
@@ -323,7 +316,7 @@ class Effects:
         state.counters.device_evictions += 1
         state.counters.device_evicted_tokens += node.length_tokens
         state.kv_event(stored=False, medium="device", node=node)
-        if record.state is C:
+        if record.state is State.COMMITTED:
             state.alloc.free(state.tree.drop_device(node))
             self._holds.count_host_only(record, 1)
         else:
@@ -365,7 +358,7 @@ class Effects:
         """See the port."""
         if record.node is not None:
             children = (child.backup for child in record.node.children.values())
-            self._steps.follow(Trigger.PARENT_COMMITTED, (child for child in children if child.state is L))
+            self._steps.follow(Trigger.PARENT_COMMITTED, (child for child in children if child.state is State.LAYERS_IN_FLIGHT))
 
     def lose_children(self, record: Backup) -> None:
         """See the port. In reservation order, in which they take numbers and give slots back."""

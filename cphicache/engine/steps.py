@@ -55,7 +55,7 @@ class Steps:
         if log is None:
             self._step_each([r for r in records if (state := r.state) is in_flight or state is reserved], stored, given)
             return
-        # a step that changes neither numbers, slots nor locks, and there may be many of them
+        # the only place where this trigger is fired, and often: a step that changes neither numbers, slots nor locks
         tick, used, now, add = self._state.tick, self._ledger.used_by_rank, log.now(), log.add
         for record in records:
             before = record.state
@@ -130,7 +130,7 @@ class Steps:
                 record.wasted_need,
                 self._ledger.used_by_rank,
                 0 if node is None else node.lock_ref - locks,
-                given if trigger is Trigger.LAYER_STORED else given.reason,
+                given.reason,
                 self._details(record, trigger, given) if trigger in DETAILED else (),
             )
         )

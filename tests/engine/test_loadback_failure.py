@@ -362,9 +362,8 @@ def confirm(rig: Rig, rid: str = "reads") -> bool:
     return answers[0]
 
 
-def test_a_request_that_ends_at_once_hears_of_a_failure_on_one_rank() -> None:
-    """R25, R22: a request that ends before a failure of what it reads is agreed asks for it: every rank knows then, though copies that
-    have lower numbers still go on."""
+def load_behind_a_backup() -> Rig:
+    """A load-back that is read, and a backup in flight that has a lower number."""
     rig = Rig()
     to_host(rig, "abcd")
     rig.hold()
@@ -373,6 +372,13 @@ def test_a_request_that_ends_at_once_hears_of_a_failure_on_one_rank() -> None:
     rig.forward()
     begin_load(rig)
     rig.forward()
+    return rig
+
+
+def test_a_request_that_ends_at_once_hears_of_a_failure_on_one_rank() -> None:
+    """R25, R22: a request that ends before a failure of what it reads is agreed asks for it: every rank knows then, though copies that
+    have lower numbers still go on."""
+    rig = load_behind_a_backup()
     fail_load(rig, 1, 1)
     assert not confirm(rig)
     assert load_of(rig, 1).state is LoadState.FAILED
@@ -386,14 +392,7 @@ def test_a_request_that_ends_at_once_hears_of_a_failure_on_one_rank() -> None:
 
 def test_failures_of_others_do_not_hide_that_of_a_load_back() -> None:
     """R25, R21: a minimum names one failure at a time; a backup with a lower number that has failed as well costs a round more."""
-    rig = Rig()
-    to_host(rig, "abcd")
-    rig.hold()
-    rig.begin("other", "xyz")
-    rig.chunk("other")
-    rig.forward()
-    begin_load(rig)
-    rig.forward()
+    rig = load_behind_a_backup()
     rig.fail_copies(rig.op("other").key, 0, drained=False)
     fail_load(rig, 1, 1)
     before = rig.cache.counters.drain_reductions

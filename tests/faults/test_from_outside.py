@@ -7,7 +7,6 @@ import errno
 import io
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -198,14 +197,6 @@ def fill(patch: pytest.MonkeyPatch, room: int) -> None:
 
 
 # -- interrupts -----------------------------------------------------------------------------------------------------------------------
-@pytest.fixture
-def default_sigint() -> Iterator[None]:
-    """As in a foreground process: an interrupt is a KeyboardInterrupt."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("default_sigint")
 def test_an_interrupt_at_any_tick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """R18: an interrupt at whatever tick, the last one included, ends all ranks: nothing is left, and their logs are whole lines."""

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -283,14 +282,6 @@ def test_the_default_run_sees_everything() -> None:
 
 
 # -- interrupted ---------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def default_sigint() -> Iterator[None]:
-    """As in a foreground process: an interrupt is a KeyboardInterrupt."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("default_sigint")

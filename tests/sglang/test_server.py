@@ -41,16 +41,22 @@ def get(port, path):
         return answer.read().decode()
 
 
-def wait_until_ready(port, server, log):
+def wait_until(happened, server, log):
+    """Ask every half second, and fail when the server ends, or after ``READY_S``."""
     deadline = time.monotonic() + READY_S
-    while time.monotonic() < deadline:
-        assert server.poll() is None, log.read_text()[-4000:]
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.5)
-    raise AssertionError(f"the server was not ready within {READY_S} s: {log.read_text()[-4000:]}")
+    while not happened():
+        assert time.monotonic() < deadline, f"not within {READY_S} s: {log.read_text()[-4000:]}"
+        with suppress(subprocess.TimeoutExpired):
+            status = server.wait(0.5)
+            raise AssertionError(f"the server has ended with status {status}: {log.read_text()[-4000:]}")
+
+
+def is_ready(port):
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False
 
 
 @contextmanager
@@ -70,7 +76,7 @@ def running(folder, *options, **variables):
             command, cwd=HERE, env=environment() | strict | variables, stdout=out, stderr=out, start_new_session=True
         )
     try:
-        wait_until_ready(port, server, log)
+        wait_until(lambda: is_ready(port), server, log)
         yield server, port, log
     finally:
         with suppress(ProcessLookupError):
@@ -106,7 +112,7 @@ def test_server_serves_from_device_and_host_and_flushes(tmp_path):
     the event log has the way, and the server's metrics have the counts."""
     events, config = tmp_path / "events.jsonl", tmp_path / "cphicache.toml"
     config.write_text(f'max_retries = 3\nlog = "{events}"\n')
-    with running(tmp_path, "--enable-metrics", CPHICACHE_CONFIG=str(config)) as (_, port, log):
+    with running(tmp_path, "--enable-metrics", CPHICACHE_CONFIG=str(config)) as (server, port, log):
         prompt = prompts(1)
         first = prompt(320)
         tokens, cached, _ = generate(port, first)
@@ -115,10 +121,9 @@ def test_server_serves_from_device_and_host_and_flushes(tmp_path):
         for _ in range(4):
             generate(port, prompt(400))
         assert generate(port, first) == (tokens, 319, {"device": 0, "host": 319})
-        deadline = time.monotonic() + READY_S
-        while 'cphicache_load_backs_total{outcome="queued",rank="0"} 1.0' not in (metrics := get(port, "/metrics")):
-            assert time.monotonic() < deadline, metrics
-            time.sleep(0.5)
+        loaded = 'cphicache_load_backs_total{outcome="queued",rank="0"} 1.0'
+        wait_until(lambda: loaded in get(port, "/metrics"), server, log)
+        metrics = get(port, "/metrics")
         assert 'cphicache_backup_state_ticks_bucket{le="+Inf",rank="0",state="LAYERS_IN_FLIGHT"}' in metrics
         assert "Cache flushed" in post(port, "/flush_cache")
         assert generate(port, first)[:2] == (tokens, 0)
