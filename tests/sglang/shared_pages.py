@@ -5,6 +5,7 @@ SGLang's allocation and placement, cphicache's cache; the forward is a function 
 
 import json
 from array import array
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 
@@ -195,9 +196,11 @@ def main():
     group = InProcessGroup(RANKS)
     ranks = [Rank(rank, group) for rank in range(RANKS)]
     findings, out = [], {}
+    threads = ThreadPoolExecutor(RANKS)
 
     def both(work):
-        done = [work(rank) for rank in ranks]
+        # side by side: at the end of a request that has read a load-back, each waits for the other's word on it
+        done = list(threads.map(work, ranks))
         for rank in ranks:
             findings.extend(str(finding) for finding in check(rank.census()))
         return done
@@ -240,6 +243,7 @@ def main():
     for rank in ranks:
         findings.extend(str(finding) for finding in check_quiet(rank.census()))
         rank.streams.close()
+    threads.shutdown()
     print(json.dumps({**out, "findings": findings[:5]}))
 
 
