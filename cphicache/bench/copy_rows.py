@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from cphicache.bench.harness import Effort, Measured, looped, ratio
+from cphicache.transfer.backends.port import PageSlots
 from cphicache.transfer.pools.device import DevicePool, KVShape
 from cphicache.transfer.pools.host import make_host_pool
 
@@ -46,6 +47,8 @@ def backup_of_layer(layout: str, run_tokens: int) -> Callable[[Effort], Measured
     return measure
 
 
-def _runs(tokens: int, run_tokens: int, generator: torch.Generator) -> torch.Tensor:
-    order = torch.randperm(tokens // run_tokens, generator=generator)
-    return (order[:, None] * run_tokens + torch.arange(run_tokens)).reshape(-1)
+def _runs(tokens: int, run_tokens: int, generator: torch.Generator) -> PageSlots:
+    """All pages in runs of that many tokens, the runs in random order: page numbers, as a backup has them."""
+    run_pages = run_tokens // PAGE_SIZE
+    order: list[int] = torch.randperm(tokens // run_tokens, generator=generator).tolist()
+    return PageSlots([run * run_pages + page for run in order for page in range(run_pages)], PAGE_SIZE)

@@ -23,8 +23,9 @@ from cphicache.lifecycle import BackupRecord, Input, LifecycleMachine, State, Tr
 from cphicache.lifecycle.record import NO_INPUT
 from cphicache.spaces.layout import CpSharedKVLayout
 from cphicache.spaces.types import LogicalPage
+from cphicache.transfer.backends import copy_backend
 from cphicache.transfer.pools.device import DevicePool, KVShape
-from cphicache.transfer.pools.host import make_host_pool
+from cphicache.transfer.pools.host import Backends, make_host_pool
 from cphicache.transfer.port import OpKey
 from cphicache.transfer.rank import RankTransfer
 from cphicache.transfer.streams.port import Streams
@@ -50,6 +51,7 @@ class Engine:
         node_pages: int = 1,
         layers: int = LAYERS,
         cp_size: int = 1,
+        backends: Backends = copy_backend,
     ) -> None:
         pages = -(-2 * nodes * node_pages // cp_size) * cp_size
         self.nodes = nodes
@@ -69,7 +71,7 @@ class Engine:
         self.transfer = RankTransfer(
             layout,
             {"target": DevicePool(shape, slots)},
-            {"target": make_host_pool("layer_first", shape, pages * page_size, page_size)},
+            {"target": make_host_pool("layer_first", shape, pages * page_size, page_size, backends=backends)},
             streams,
             d2h_bytes_per_us=rate,
         )

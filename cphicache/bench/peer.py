@@ -31,13 +31,23 @@ _REAL = frozenset(
         "mem_cache.evict_policy",
         "mem_cache.hicache_storage",
         "mem_cache.hiradix_cache",
+        "mem_cache.l2_transfer",
+        "mem_cache.pool_host.base",
         "mem_cache.radix_cache",
         "mem_cache.utils",
     )
 )
 """What is measured, and what it is made of."""
-_FOLDERS = frozenset({"sglang", "sglang.srt", "sglang.srt.managers", "sglang.srt.mem_cache"})
+_FOLDERS = frozenset({"sglang", "sglang.srt", "sglang.srt.managers", "sglang.srt.mem_cache", "sglang.srt.mem_cache.pool_host"})
 """Packages on the way: their folders are real, their ``__init__`` is not run."""
+
+
+_NOT_ON_THE_PATH = frozenset({"psutil"})
+"""What the real modules import from elsewhere for other purposes (the host pool's: to size itself)."""
+
+
+def _is_peers(name: str) -> bool:
+    return name.partition(".")[0] == "sglang" or name in _NOT_ON_THE_PATH
 
 
 class _AnyAttribute(type):
@@ -85,7 +95,7 @@ class _PlaceholderModule(ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Answers for every module below ``sglang`` that is not real here."""
+    """Answers for every module below ``sglang`` that is not real here, and for what those that are import from elsewhere."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -93,7 +103,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name in _REAL or name.partition(".")[0] != "sglang":
+        if name in _REAL or not _is_peers(name):
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
@@ -123,11 +133,12 @@ def sglang_radix() -> Iterator[ModuleType]:
     """SGLang's ``radix_cache`` module, with others of it in ``sys.modules``; nothing of it afterwards. Raises :class:`PeerMissing`."""
     if any(name.partition(".")[0] == "sglang" for name in sys.modules):
         raise AssertionError("sglang is imported already: expected a process that has not used it")
+    before = {name for name in sys.modules if _is_peers(name)}
     finder = _Finder(_root())
     sys.meta_path.insert(0, finder)
     try:
         yield importlib.import_module("sglang.srt.mem_cache.radix_cache")
     finally:
         sys.meta_path.remove(finder)
-        for name in [name for name in sys.modules if name.partition(".")[0] == "sglang"]:
+        for name in [name for name in sys.modules if _is_peers(name) and name not in before]:
             del sys.modules[name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ import torch
 from cphicache.bench.engine_rows import Engine
 from cphicache.bench.harness import Effort, Measured, Sampler, clock, looped, ratio
 from cphicache.bench.peer import sglang_radix
-from cphicache.bench.ports import NoStreams
+from cphicache.bench.ports import NoBackend, NoStreams
 from cphicache.bench.tree_rows import Leaves
 from cphicache.spaces.types import LogicalPage
 from cphicache.tree import RadixKey, RadixTree
@@ -64,44 +65,40 @@ class Peer:
         return self.cache.evict(self._params.EvictParams(num_tokens=tokens))
 
 
-class _Point:
-    """An event that has come."""
+class _Device:
+    """``torch.cuda`` as the peer's transfer engine uses it, of a device that has done everything at once."""
 
-    def query(self) -> bool:
-        """Yes."""
-        return True
+    class Event:
+        """An event that has come."""
 
-    def synchronize(self) -> None:
-        """It has come."""
+        def __init__(self, enable_timing: bool = False) -> None:
+            pass
 
+        def record(self) -> None:
+            """It comes at once."""
 
-class _NoCopies:
-    """The peer's L2 transfer engine, and what it answers: a copy of nothing that is done at once."""
+        def wait(self, stream: object) -> None:
+            """It has come."""
 
-    start_event = finish_event = _Point()
-    timing_enabled = False
+        def query(self) -> bool:
+            """Yes."""
+            return True
 
-    def submit_device_to_host(self, transfers: object) -> _NoCopies:
-        """Done."""
-        return self
+        def synchronize(self) -> None:
+            """It has come."""
 
+        def elapsed_time(self, other: object) -> float:
+            """Nothing takes time here."""
+            return 0.0
 
-class _HostSlots:
-    """The peer's host pool: slots in a row, round and round. Its own keeps lists as well; that is left out in its favour."""
+    class Stream:
+        """A stream of which nothing is asked."""
 
-    layout = "layer_first"
-    size_per_token = 1
-
-    def __init__(self, slots: int) -> None:
-        self._slots = torch.arange(slots)
-        self._at = 0
-
-    def alloc(self, need_size: int) -> torch.Tensor:
-        """The next ones."""
-        if self._at + need_size > len(self._slots):
-            self._at = 0
-        self._at += need_size
-        return self._slots[self._at - need_size : self._at]
+    @staticmethod
+    @contextmanager
+    def stream(stream: object) -> Iterator[None]:
+        """It is the current one."""
+        yield
 
 
 class PeerBackups:
@@ -111,16 +108,20 @@ class PeerBackups:
         self.peer = Peer(module)
         hiradix = importlib.import_module("sglang.srt.mem_cache.hiradix_cache")
         controllers = importlib.import_module("sglang.srt.managers.cache_controller")
+        transfers = importlib.import_module("sglang.srt.mem_cache.l2_transfer")
+        vars(transfers)["device_module"] = _Device
+        self.pool = _host_pool(importlib.import_module("sglang.srt.mem_cache.pool_host.base"), slots)
         controller = object.__new__(controllers.HiCacheController)
         controller.__dict__.update(
-            mem_pool_host=_HostSlots(slots), mem_pool_device=None, write_queue=[], ack_write_queue=[], io_backend="direct",
-            l2_transfer_engine=_NoCopies(), write_policy="write_through",
+            mem_pool_host=self.pool, mem_pool_device=None, write_queue=[], ack_write_queue=[], ack_load_queue=[], io_backend="direct",
+            l2_transfer_engine=transfers.L2TransferEngine("direct"), write_policy="write_through",
         )  # fmt: skip
         self.cache: Any = object.__new__(hiradix.HiRadixCache)
         self.cache.__dict__.update(self.peer.cache.__dict__)
         self.cache.__dict__.update(
-            cache_controller=controller, ongoing_write_through={}, pp_rank=0, enable_storage=False, metrics_collector=None,
-            evictable_host_leaves=set(), _all_reduce=lambda tensor, op: None,
+            cache_controller=controller, ongoing_write_through={}, ongoing_load_back={}, work_list=[], pp_rank=0, pp_size=1,
+            tp_world_size=1, attn_cp_group=None, attn_tp_group=None, enable_storage=False, enable_storage_metrics=False,
+            metrics_collector=None, evictable_host_leaves=set(),
         )  # fmt: skip
 
     def leaf(self, tokens: list[int]) -> Any:
@@ -131,8 +132,30 @@ class PeerBackups:
     def backup(self, node: Any) -> None:
         """Write a node back and take in the end of it, as the scheduler does in the tick after."""
         self.cache.write_backup(node)
-        self.cache.writing_check()
-        assert node.host_value is not None, "the peer has backed it up"
+        self.cache.check_hicache_events()
+
+    def forget(self, node: Any) -> None:
+        """Off the clock: its host slots are free again."""
+        assert node.backuped, "the peer has backed it up"
+        assert not self.cache.ongoing_write_through, "and has taken in the end of it"
+        self.pool.free(node.host_value)
+
+
+def _host_pool(module: Any, slots: int) -> Any:
+    """The peer's own account of host slots, over no memory: what a copy is given goes nowhere."""
+
+    def nothing(*_: object) -> None:
+        pass
+
+    kind: Any = type("NoHostPool", (module.HostKVCache,), {"backup_from_device_all_layer": nothing})
+    kind.__abstractmethods__ = frozenset()  # what else it has to have is not asked for
+    pool: Any = object.__new__(kind)
+    pool.__dict__.update(
+        lock=threading.RLock(), size=slots, page_size=PAGE_SIZE, device="cpu", layout="layer_first", size_per_token=1,
+        can_use_write_back_jit=False,
+    )  # fmt: skip
+    pool.clear()
+    return pool
 
 
 @contextmanager
@@ -240,7 +263,8 @@ def backup_cost(effort: Effort) -> Measured:
     """The scheduler thread's part of one node's backup, all layers at once, without copies: ours (reserve, submit, number, two ticks with
     their reduction, commit) over SGLang's ``write_backup`` and the tick that takes its end in."""
     pages = BACKUP_TOKENS // PAGE_SIZE
-    engine = Engine(NoStreams(), overlap=False, page_size=PAGE_SIZE, node_pages=pages)
+    streams = NoStreams(run=True)
+    engine = Engine(streams, overlap=False, page_size=PAGE_SIZE, node_pages=pages, backends=lambda name: NoBackend())
     with sglang_radix() as module:
         peer = PeerBackups(module, 1 << 20)
         fresh = 0
@@ -254,6 +278,7 @@ def backup_cost(effort: Effort) -> Measured:
                 start = clock()
                 peer.backup(node)
                 took += clock() - start
+                peer.forget(node)
             return took
 
         return ratio("ours", "sglang", {"ours": engine.backing_up(), "sglang": sglang}, effort)

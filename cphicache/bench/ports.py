@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cphicache.lifecycle import BackupRecord, Input
+from cphicache.transfer.backends.port import CopyGroup, RowPlan
 from cphicache.transfer.port import Wait
 from cphicache.transfer.streams.port import Event
 
@@ -107,6 +108,27 @@ class EmptyPort:
         """Nothing."""
 
 
+class NoBackend:
+    """A copy backend that is given everything, rows included, and moves nothing."""
+
+    name = "torch"
+
+    def check(self, group: CopyGroup) -> None:
+        """All are fine."""
+
+    def backup_layer(self, group: CopyGroup, layer: int, plan: RowPlan) -> None:
+        """Nothing."""
+        self.backup_layers(group, plan)
+
+    def backup_layers(self, group: CopyGroup, plan: RowPlan) -> None:
+        """Nothing: an operator takes the rows of both sides, so that they are made."""
+        assert plan.source_rows.numel() == plan.destination_rows.numel()
+
+    def load_layer(self, group: CopyGroup, layer: int, plan: RowPlan) -> None:
+        """Nothing."""
+        self.backup_layers(group, plan)
+
+
 class Point:
     """An event of a stream that does nothing: it has come."""
 
@@ -117,15 +139,24 @@ _POINT = Point()
 
 
 class NoStream:
-    """A stream that forgets its work, so that what is left is the submission."""
+    """A stream that forgets its work, so that what is left is the submission; or, with ``runs``, one that runs it in the submission, as
+    the CUDA one does with what launches the copies."""
 
-    __slots__ = ("name",)
+    __slots__ = ("_runs", "name")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, runs: bool = False) -> None:
         self.name = name
+        self._runs = runs
+
+    @property
+    def takes_whole(self) -> bool:
+        """Yes: as on a device."""
+        return True
 
     def submit(self, work: Callable[[], None], *, cost_us: float = 0.0) -> None:
-        """Forget it."""
+        """Run it, or forget it."""
+        if self._runs:
+            work()
 
     def record(self) -> Event:
         """A point that has come."""
@@ -136,14 +167,18 @@ class NoStream:
 
 
 class NoStreams:
-    """Streams that forget their work; see :class:`~cphicache.transfer.streams.port.Streams`."""
+    """Streams of :class:`NoStream`; see :class:`~cphicache.transfer.streams.port.Streams`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, run: bool = False) -> None:
+        self._run = run
         self._streams: dict[str, NoStream] = {}
 
     def stream(self, name: str) -> NoStream:
         """The stream of that name."""
-        return self._streams.setdefault(name, NoStream(name))
+        known = self._streams.get(name)
+        if known is None:
+            known = self._streams[name] = NoStream(name, runs=self._run)
+        return known
 
     def query(self, event: Event, why: Wait) -> bool:
         """It has come."""

@@ -16,6 +16,9 @@ from cphicache.spaces.types import LogicalPage
 from cphicache.transfer.port import TransferPort
 from cphicache.tree import Node
 
+_BEFORE_FORWARD = Input(reason="before_forward")
+_NOTHING_STORED = Input(reason="nothing_stored")
+
 
 class Backups:
     """The operations of one engine's backups. All of them end in :meth:`fire`."""
@@ -56,7 +59,7 @@ class Backups:
         if parent is not None:
             parent.heirs.append(record)
         self._set_extent(record, pages)
-        self.fire(record, Trigger.RESERVE, Input(reason="before_forward"))
+        self.fire(record, Trigger.RESERVE, _BEFORE_FORWARD)
         if record.state is not State.RESERVED:
             self._holds.unlink(record)
             return None
@@ -96,20 +99,23 @@ class Backups:
         if copying:
             self._transfer.submit_layers([record.key for record in copying if not record.void], self._names[payload], layers)
 
-    def missing_layers(self, record: Backup, payload: int) -> tuple[int, ...]:
-        """Layers of a payload that were not reported yet."""
-        return tuple(layer for layer in range(self._layers[payload]) if not record.submitted[payload] >> layer & 1)
+    def submit_missing(self, records: Iterable[Backup], payload: int) -> None:
+        """Submit the layers of a payload that were not reported: one submission for all records that lack the same ones."""
+        by_missing: dict[int, list[Backup]] = {}
+        every = (1 << self._layers[payload]) - 1
+        for record in records:
+            missing = every & ~record.submitted[payload]
+            if missing and record.state in ALIVE:
+                by_missing.setdefault(missing, []).append(record)
+        for missing, lacking in by_missing.items():
+            self.layers_stored(lacking, payload, _layers_of(missing))
 
     def forward_ended(self, records: Iterable[Backup]) -> None:
         """No further layer comes for these: number them in this order, or roll back what lacks layers."""
         for record in records:
             if record.state in ALIVE:
                 record.stored_tick = self._state.tick
-                self.fire(
-                    record,
-                    Trigger.FORWARD_ENDED,
-                    NO_INPUT if record.state is State.LAYERS_IN_FLIGHT else Input(reason="nothing_stored"),
-                )
+                self.fire(record, Trigger.FORWARD_ENDED, NO_INPUT if record.state is State.LAYERS_IN_FLIGHT else _NOTHING_STORED)
 
     def number(self, operation: Backup | Load) -> int:
         """The next number, for a backup or a load-back."""
@@ -127,3 +133,12 @@ class Backups:
             raise AssertionError(f"split of {node}: expected a new node for the first {head_pages} pages, found none")
         self._state.counters.splits += 1
         return head.node
+
+
+def _layers_of(mask: int) -> Sequence[int]:
+    """The layers of a bit mask (not 0), ascending; as a range where they are neighbours, as they are unless some were reported twice
+    or out of order."""
+    low = (mask & -mask).bit_length() - 1
+    if mask >> low & (mask >> low) + 1 == 0:
+        return range(low, mask.bit_length())
+    return tuple(layer for layer in range(low, mask.bit_length()) if mask >> layer & 1)

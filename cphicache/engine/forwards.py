@@ -28,7 +28,10 @@ class Forwards:
 
     def batch(self, batch_id: int) -> Batch:
         """The batch of that id, begun by the first call."""
-        return self._state.batches.setdefault(batch_id, Batch(batch_id))
+        batch = self._state.batches.get(batch_id)
+        if batch is None:
+            batch = self._state.batches[batch_id] = Batch(batch_id)
+        return batch
 
     def stores(self, request: Request, batch_id: int, start_page: int) -> None:
         """The batch's forward stores (and reads) the request's KV from this page on."""
@@ -37,7 +40,8 @@ class Forwards:
     def reserve(self, request: Request, batch_id: int, key: RadixKey, row: Sequence[LogicalPage]) -> bool:
         """Reserve the request's new extent (R12). True if host slots were reserved, or if there is nothing to reserve."""
         batch = self.batch(batch_id)
-        batch.stores.setdefault(request.rid, max(request.protected_pages, request.ops[-1].end_page if request.ops else 0))
+        if request.rid not in batch.stores:
+            batch.stores[request.rid] = max(request.protected_pages, request.ops[-1].end_page if request.ops else 0)
         if request.whole_pages is not None:
             self._refused_before_forward(request.rid, None, Refusal.PAYLOAD_NOT_STORED)
             return False
@@ -88,13 +92,7 @@ class Forwards:
     def end_payload(self, batch: Batch, payload: int) -> None:
         """The forward that stores a payload has ended: submit the layers that were not reported (R11)."""
         batch.stored_layers[payload] = (1 << self._config.payloads[payload][1]) - 1
-        by_missing: dict[tuple[int, ...], list[Backup]] = {}
-        for op in batch.ops:
-            missing = self._backups.missing_layers(op, payload)
-            if missing and op.state in ALIVE:
-                by_missing.setdefault(missing, []).append(op)
-        for missing, ops in by_missing.items():
-            self._backups.layers_stored(ops, payload, missing)
+        self._backups.submit_missing(batch.ops, payload)
 
     def end(self, batch: Batch) -> None:
         """All forwards of the batch have ended: number its backups, keep what lacks a payload out of the tree (R5, R11)."""

@@ -28,10 +28,14 @@ class Input:
     """``layers`` as bits: made once here, asked for by every node of a batch."""
 
     def __post_init__(self) -> None:
-        if self.layers:
-            mask = 0
-            for layer in self.layers:
-                mask |= 1 << layer
+        layers = self.layers
+        if layers:
+            if type(layers) is range and layers.step == 1:
+                mask = (1 << layers.stop) - (1 << layers.start)
+            else:
+                mask = 0
+                for layer in layers:
+                    mask |= 1 << layer
             object.__setattr__(self, "layers_mask", mask)
 
 

@@ -50,6 +50,11 @@ class HostForwardStream:
         """Name of the stream."""
         return COMPUTE
 
+    @property
+    def takes_whole(self) -> bool:
+        """Yes: all of it runs at once."""
+        return True
+
     def submit(self, work: Callable[[], None], *, cost_us: float = 0.0) -> None:
         """Run ``work`` now."""
         work()

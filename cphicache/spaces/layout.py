@@ -73,9 +73,12 @@ class CpSharedKVLayout:
             )
         return (page - self.base) % self.cp_size
 
-    def owners(self, pages: Iterable[LogicalPage]) -> tuple[int, ...]:
+    def owners(self, pages: Sequence[LogicalPage]) -> tuple[int, ...]:
         """The owner pattern of pages, in their order."""
-        return tuple(self.owner_of_page(page) for page in pages)
+        if pages and min(pages) < (1 if self.base == 1 else self.cp_size):
+            return tuple(map(self.owner_of_page, pages))  # which says what is wrong with which page
+        base, cp_size = self.base, self.cp_size
+        return (0,) * len(pages) if cp_size == 1 else tuple([(page - base) % cp_size for page in pages])
 
     def owner(self, loc: LogicalLoc) -> int:
         """The rank that stores a logical loc."""
@@ -104,6 +107,11 @@ class CpSharedKVLayout:
     def owned_pages(self, pages: Iterable[LogicalPage]) -> list[tuple[int, LogicalPage]]:
         """(index in ``pages``, page) of the pages that this rank stores. A reserved page among them is an error."""
         return [(index, page) for index, page in enumerate(pages) if self.owner_of_page(page) == self.cp_rank]
+
+    def physical_pages(self, pages: Iterable[LogicalPage]) -> list[int]:
+        """:meth:`physical_page` of each of these pages, all of which this rank stores: not checked again."""
+        base, cp_size = self.base, self.cp_size
+        return [(page - base) // cp_size + base for page in pages]
 
     def physical_page(self, page: LogicalPage) -> PhysicalPage:
         """The page of this rank's device pool that stores an owned logical page."""

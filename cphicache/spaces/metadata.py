@@ -6,13 +6,32 @@ here: they live in copy jobs only (R1).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Final
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from cphicache.spaces.tensors import HostSlots
+from cphicache.spaces.tensors import HostSlots, tokens_of
+
+
+class OwnedPages(NamedTuple):
+    """The pages of a node that one rank stores: ``places`` are page numbers within the node (ascending), ``host`` and ``draft`` the host
+    page of each in the target's and in the draft's host pool (``None``: no draft payload)."""
+
+    places: Sequence[int]
+    host: Sequence[int]
+    draft: Sequence[int] | None = None
+
+    def split(self, pages: int) -> tuple[OwnedPages, OwnedPages]:
+        """Those within the node's first ``pages`` pages, and the rest, whose places count from there."""
+        cut = bisect_left(self.places, pages)
+        draft = self.draft
+        return (
+            OwnedPages(self.places[:cut], self.host[:cut], None if draft is None else draft[:cut]),
+            OwnedPages([place - pages for place in self.places[cut:]], self.host[cut:], None if draft is None else draft[cut:]),
+        )
 
 
 class CpHiCacheNodeMetadata:
@@ -30,9 +49,12 @@ class CpHiCacheNodeMetadata:
 
     Vectors are int64 on the CPU; sequences and other integer tensors are converted, an int64 CPU tensor is kept uncopied and must
     not be written to afterwards. Raises :class:`ValueError` for anything else.
+
+    Where whole host pages are given out, :meth:`of_pages` makes it from page numbers: right by construction, nothing is checked, and
+    the vectors are made when somebody asks for them.
     """
 
-    __slots__ = ("draft_host_indices", "host_indices", "logical_len", "owned_positions", "page_owners", "page_size")
+    __slots__ = ("_draft", "_host", "_pages", "_positions", "logical_len", "page_owners", "page_size")
 
     def __init__(
         self,
@@ -46,17 +68,28 @@ class CpHiCacheNodeMetadata:
     ) -> None:
         if logical_len < 0:
             raise ValueError(f"logical_len is {logical_len}: give the node's tokens, 0 or more")
-        self.logical_len: Final = int(logical_len)
-        self.owned_positions: Final = _index_vector("owned_positions", owned_positions)
-        self.host_indices: Final = _slot_vector("host_indices", host_indices, self.owned_positions)
-        self.draft_host_indices: Final = (
-            None if draft_host_indices is None else _slot_vector("draft_host_indices", draft_host_indices, self.owned_positions)
-        )
-        _check_positions(self.owned_positions, self.logical_len)
-        self.page_owners: Final = None if page_owners is None else tuple(int(owner) for owner in page_owners)
-        self.page_size: Final = _page_size_of(self.logical_len, self.page_owners, page_size)
+        self.logical_len = int(logical_len)
+        positions = _index_vector("owned_positions", owned_positions)
+        self._positions: torch.Tensor | None = positions
+        self._host: HostSlots | None = _slot_vector("host_indices", host_indices, positions)
+        self._draft = None if draft_host_indices is None else _slot_vector("draft_host_indices", draft_host_indices, positions)
+        self._pages: OwnedPages | None = None
+        _check_positions(positions, self.logical_len)
+        self.page_owners = None if page_owners is None else tuple(int(owner) for owner in page_owners)
+        self.page_size = _page_size_of(self.logical_len, self.page_owners, page_size)
         if self.page_owners and self.page_size is not None:
-            _check_whole_pages(self.owned_positions, self.logical_len, self.page_owners, self.page_size)
+            _check_whole_pages(positions, self.logical_len, self.page_owners, self.page_size)
+
+    @classmethod
+    def of_pages(cls, page_owners: tuple[int, ...], page_size: int, owned: OwnedPages) -> CpHiCacheNodeMetadata:
+        """Of whole pages: ``owned`` names those of them that this rank stores, all pages of one owner. Nothing is checked or copied."""
+        made = object.__new__(cls)
+        made.logical_len = len(page_owners) * page_size
+        made.page_owners = page_owners
+        made.page_size = page_size
+        made._pages = owned
+        made._positions = made._host = made._draft = None
+        return made
 
     def __repr__(self) -> str:
         draft = None if self.draft_host_indices is None else self.draft_host_indices.tolist()
@@ -67,8 +100,42 @@ class CpHiCacheNodeMetadata:
         )
 
     @property
+    def owned_pages(self) -> OwnedPages:
+        """What :meth:`of_pages` was given. Raises :class:`ValueError` for metadata made of vectors."""
+        if self._pages is None:
+            raise ValueError("metadata made of vectors has no page numbers: make it with CpHiCacheNodeMetadata.of_pages")
+        return self._pages
+
+    @property
+    def owned_positions(self) -> torch.Tensor:
+        """Positions that this rank stores (int64, CPU, ascending)."""
+        if self._positions is None:
+            self._positions = self._vector(self.owned_pages.places)
+        return self._positions
+
+    @property
+    def host_indices(self) -> HostSlots:
+        """Host slot of each owned position in the target's pool (int64, CPU)."""
+        if self._host is None:
+            self._host = HostSlots(self._vector(self.owned_pages.host))
+        return self._host
+
+    @property
+    def draft_host_indices(self) -> HostSlots | None:
+        """Host slot of each owned position in the draft's pool (int64, CPU); ``None``: there is no draft payload."""
+        if self._draft is None and self._pages is not None and self._pages.draft is not None:
+            self._draft = HostSlots(self._vector(self._pages.draft))
+        return self._draft
+
+    def _vector(self, pages: Sequence[int]) -> torch.Tensor:
+        assert self.page_size is not None, "made of pages"
+        return tokens_of(pages, self.page_size)
+
+    @property
     def owned_len(self) -> int:
         """Tokens that this rank stores: host slots in each payload."""
+        if self._pages is not None and self.page_size is not None:
+            return len(self._pages.places) * self.page_size
         return self.owned_positions.numel()
 
     def split(self, split_len: int) -> tuple[CpHiCacheNodeMetadata, CpHiCacheNodeMetadata]:
@@ -81,6 +148,12 @@ class CpHiCacheNodeMetadata:
         pages = None
         if self.page_owners is not None:
             pages = self._pages_before(split_len)
+        if self._pages is not None and self.page_size is not None and self.page_owners is not None and pages is not None:
+            first, second = self._pages.split(pages)
+            return (
+                CpHiCacheNodeMetadata.of_pages(self.page_owners[:pages], self.page_size, first),
+                CpHiCacheNodeMetadata.of_pages(self.page_owners[pages:], self.page_size, second),
+            )
         cut = int(torch.searchsorted(self.owned_positions, split_len))
         draft = self.draft_host_indices
         head = CpHiCacheNodeMetadata(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import NewType
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from cphicache.spaces.layout import CpSharedKVLayout
@@ -25,9 +27,18 @@ def owned_locs(layout: CpSharedKVLayout, pages: Iterable[LogicalPage]) -> tuple[
     owned = layout.owned_pages(pages)
     indices = [index for index, _ in owned]
     physical = [layout.physical_page(page) for _, page in owned]
-    return _tokens_of(indices, layout.page_size), PhysicalLocs(_tokens_of(physical, layout.page_size))
+    return tokens_of(indices, layout.page_size), PhysicalLocs(tokens_of(physical, layout.page_size))
 
 
-def _tokens_of(pages: Sequence[int], page_size: int) -> torch.Tensor:
+def tokens_of(pages: Sequence[int], page_size: int) -> torch.Tensor:
+    """The tokens of whole pages, page by page, as an int64 CPU vector."""
+    count = len(pages)
+    if count and (first := pages[0]) + count == pages[-1] + 1 and (count < 3 or list(pages) == list(range(first, first + count))):
+        return torch.from_numpy(np.arange(first * page_size, (first + count) * page_size))
     starts = np.array(pages, dtype=np.int64) * page_size
-    return torch.from_numpy((starts[:, None] + np.arange(page_size)).reshape(-1))
+    return torch.from_numpy((starts[:, None] + _offsets(page_size)).reshape(-1))
+
+
+@cache
+def _offsets(page_size: int) -> npt.NDArray[np.int64]:
+    return np.arange(page_size)

@@ -10,11 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-import torch
-
 from cphicache.spaces.layout import CpSharedKVLayout
-from cphicache.spaces.metadata import CpHiCacheNodeMetadata
-from cphicache.spaces.tensors import owned_locs
+from cphicache.spaces.metadata import CpHiCacheNodeMetadata, OwnedPages
 from cphicache.spaces.types import LogicalPage
 from cphicache.transfer.faults import CopyFaults
 from cphicache.transfer.jobs import (
@@ -27,7 +24,7 @@ from cphicache.transfer.jobs import (
     PageUsers,
     Producer,
     SlotBook,
-    host_rows_by_payload,
+    host_pages_by_payload,
 )
 from cphicache.transfer.pools.device import DevicePool
 from cphicache.transfer.pools.host import HostKVPool, check_pools
@@ -84,12 +81,13 @@ class RankTransfer:
         self._layout = layout
         self._payloads = tuple(payload for payload in PAYLOADS if payload in host_pools)
         self._layers = {payload: host_pools[payload].shape.layers for payload in self._payloads}
+        self._all_layers = {payload: (1 << layers) - 1 for payload, layers in self._layers.items()}
         self._device_slots = min(pool.slots for pool in device_pools.values())
         self._streams = streams
         copier = partial(LayerCopier, device_pools=device_pools, host_pools=host_pools, io_backend=io_backend, faults=faults)
         self._writer = copier("d2h", bytes_per_us=d2h_bytes_per_us)
         self._loader = copier("h2d", bytes_per_us=h2d_bytes_per_us)
-        self._slots = SlotBook(host_pools, self._payloads, faults)
+        self._slots = SlotBook(host_pools, self._payloads, layout.page_size, faults)
         self._backups: dict[OpKey, BackupJob] = {}
         self._nodes: dict[int, CpHiCacheNodeMetadata] = {}
         self._loads: dict[int, LoadJob] = {}
@@ -109,33 +107,27 @@ class RankTransfer:
         """
         if op in self._backups:
             raise TransferInternalError(f"reserve {op}: expected a new operation, found it in flight")
-        positions, device_rows = owned_locs(self._layout, pages)
-        self._check_rows(device_rows, f"reserve {op}")
-        slots = self._slots.take(op, positions.numel())
-        metadata = CpHiCacheNodeMetadata(
-            logical_len=len(pages) * self._layout.page_size,
-            owned_positions=positions,
-            host_indices=slots["target"],
-            draft_host_indices=slots.get("draft"),
-            page_owners=self._layout.owners(pages),
-            page_size=self._layout.page_size,
+        owners = self._layout.owners(pages)
+        places, owned, device_pages = self._owned(owners, pages, "reserve", op)
+        host_pages = self._slots.take(op, len(places))
+        metadata = CpHiCacheNodeMetadata.of_pages(
+            owners, self._layout.page_size, OwnedPages(places, host_pages["target"], host_pages.get("draft"))
         )
-        owned = [page for _, page in self._layout.owned_pages(pages)]
-        job = self._backups[op] = BackupJob(op, owned, device_rows, metadata, self._payloads)
+        job = self._backups[op] = BackupJob(op, owned, device_pages, metadata, host_pages)
         self._readers.add(job)
 
     def submit_layers(self, ops: Iterable[OpKey], payload: str, layers: Sequence[int]) -> None:
         """Queue the D2H copies of ``layers`` of ``payload`` for all ``ops``, after everything that the compute stream holds now."""
         ops = list(ops)
-        self._check_layers(payload, layers, "submit_layers")
+        mask = self._mask(payload, layers, "submit_layers")
         last = self._last_batch
         known = last is not None and last.ops == ops
         jobs = last.jobs if last is not None and known else [self._backup(op, "submit_layers") for op in ops]
-        self._mark_submitted(jobs, payload, layers)
+        self._mark_submitted(jobs, payload, mask)
         if last is not None and known and last.batch.payload == payload:
             batch = last.batch
         else:
-            batch = CopyBatch.of(payload, [job for job in jobs if job.device_rows.numel()])
+            batch = CopyBatch.of(payload, [job for job in jobs if job.device_pages], self._layout.page_size)
             self._last_batch = _Submitted(ops, jobs, batch)
         if not batch.parts or not layers:
             return
@@ -174,19 +166,20 @@ class RankTransfer:
         if free_now:
             self._require_drained(job, "shrink with free_now")
         head, tail = job.metadata.split(head_pages * self._layout.page_size)
-        cut_pages = job.owned_pages[: head.owned_len // self._layout.page_size]
+        cut = len(head.owned_pages.places)
+        cut_pages = job.owned_pages[:cut]
         if free_now:
             self._free(head)
             self._readers.remove(job, cut_pages)
         else:
             job.kept_pages.extend(cut_pages)
-            for payload, rows in host_rows_by_payload(head, self._payloads).items():
-                job.kept_slots[payload].extend(rows.tolist())
+            for payload, kept in host_pages_by_payload(head, self._payloads).items():
+                job.kept_host_pages.setdefault(payload, []).extend(kept)
         self._last_batch = None
         job.metadata = tail
-        job.host_rows = host_rows_by_payload(tail, self._payloads)
-        job.device_rows = job.device_rows[head.owned_len :]
-        job.owned_pages = job.owned_pages[len(cut_pages) :]
+        job.host_pages = host_pages_by_payload(tail, self._payloads)
+        job.device_pages = job.device_pages[cut:]
+        job.owned_pages = job.owned_pages[cut:]
 
     def commit(self, op: OpKey) -> None:
         """The operation's metadata becomes that of node ``op.node``; slots kept from :meth:`shrink` are freed."""
@@ -195,11 +188,12 @@ class RankTransfer:
             raise TransferInternalError(f"commit {op}: expected no committed copy of node {op.node}, found one")
         if job.error is not None:
             raise TransferInternalError(f"commit {op}: expected every copy to succeed, found {job.error!r}")
-        for payload, layers in self._layers.items():
-            if job.submitted[payload] != (1 << layers) - 1:
-                raise TransferInternalError(
-                    f"commit {op}: expected all {layers} {payload} layers submitted, found mask {job.submitted[payload]:#b}"
-                )
+        if job.submitted != self._all_layers:
+            payload = next(payload for payload, mask in self._all_layers.items() if job.submitted[payload] != mask)
+            raise TransferInternalError(
+                f"commit {op}: expected all {self._layers[payload]} {payload} layers submitted, found mask "
+                f"{job.submitted[payload]:#b}"
+            )
         self._end_backup(op, job, "commit")
         self._nodes[op.node] = job.metadata
 
@@ -235,18 +229,19 @@ class RankTransfer:
         if load in self._loads:
             raise TransferInternalError(f"queue_load {load}: expected a new load-back, found it queued")
         nodes = [self._node(item.node, f"queue_load {load}") for item in items]
+        all_owners: list[int] = []
         for item, metadata in zip(items, nodes, strict=True):
+            owners = self._layout.owners(item.pages)
+            all_owners += owners
             try:
-                metadata.check_owners(self._layout.owners(item.pages))
+                metadata.check_owners(owners)
             except ValueError as error:
                 raise OwnerMismatch(f"load-back of node {item.node}: {error}") from error
         pages = [page for item in items for page in item.pages]
-        _, device_rows = owned_locs(self._layout, pages)
-        self._check_rows(device_rows, f"queue_load {load}")
-        by_node = [host_rows_by_payload(metadata, self._payloads) for metadata in nodes]
-        host_rows = {payload: torch.cat([device_rows[:0], *(rows[payload] for rows in by_node)]) for payload in self._payloads}
-        owned = [page for _, page in self._layout.owned_pages(pages)]
-        job = self._loads[load] = LoadJob(load, owned, device_rows, host_rows, (item.node for item in items))
+        _, owned, device_pages = self._owned(all_owners, pages, "queue_load", load)
+        by_node = [host_pages_by_payload(metadata, self._payloads) for metadata in nodes]
+        host_pages = {payload: [page for found in by_node for page in found[payload]] for payload in self._payloads}
+        job = self._loads[load] = LoadJob(load, owned, device_pages, host_pages, (item.node for item in items))
         self._writers.add(job)
 
     def start_loads(self) -> int:
@@ -292,7 +287,7 @@ class RankTransfer:
         """Make the compute stream wait for a producer's H2D copy of one layer. ``-1`` and finished producers wait for nothing."""
         if not -1 <= producer < self._next_producer:
             raise TransferInternalError(f"wait_layer: expected a producer in [-1, {self._next_producer}), found {producer}")
-        self._check_layers(payload, [layer], "wait_layer")
+        self._mask(payload, (layer,), "wait_layer")
         started = self._producers.get(producer)
         if started is not None and started.events:
             self._streams.stream("compute").wait(started.events[payload, layer], Wait.LOAD_TO_READ)
@@ -337,7 +332,7 @@ class RankTransfer:
         producer = self._producers[index] = Producer(len(jobs))
         for job in jobs:
             job.producer = index
-        owning = [job for job in jobs if job.device_rows.numel()]
+        owning = [job for job in jobs if job.device_pages]
         self._noop_completions += len(jobs) - len(owning)
         if not owning:
             return index
@@ -346,7 +341,7 @@ class RankTransfer:
         for event in self._readers.events(page for job in owning for page in job.owned_pages):
             stream.wait(event, Wait.COPY_TO_REUSE)
         for payload in self._payloads:
-            batch = CopyBatch.of(payload, owning)
+            batch = CopyBatch.of(payload, owning, self._layout.page_size)
             for layer in range(self._layers[payload]):
                 self._loader.queue(stream, batch, (layer,))
                 producer.events[payload, layer] = stream.record()
@@ -355,12 +350,7 @@ class RankTransfer:
             job.last_event = last_event
         return index
 
-    def _mark_submitted(self, jobs: Sequence[BackupJob], payload: str, layers: Sequence[int]) -> None:
-        mask = 0
-        for layer in layers:
-            if mask >> layer & 1:
-                raise TransferInternalError(f"submit_layers: expected {payload} layer {layer} once, found it twice")
-            mask |= 1 << layer
+    def _mark_submitted(self, jobs: Sequence[BackupJob], payload: str, mask: int) -> None:
         for job in jobs:
             submitted = job.submitted[payload]
             if submitted & mask:
@@ -370,24 +360,34 @@ class RankTransfer:
                 self._noop_completions += 1
             job.submitted[payload] = submitted | mask
 
-    def _check_layers(self, payload: str, layers: Sequence[int], where: str) -> None:
-        if payload not in self._layers:
+    def _mask(self, payload: str, layers: Sequence[int], where: str) -> int:
+        """``layers`` as bits, each once and in the payload."""
+        count = self._layers.get(payload)
+        if count is None:
             raise TransferInternalError(f"{where}: expected a payload of {list(self._layers)}, found {payload!r}")
+        if type(layers) is range and layers.step == 1 and 0 <= layers.start <= layers.stop <= count:
+            return (1 << layers.stop) - (1 << layers.start)
+        mask = 0
         for layer in layers:
-            if not 0 <= layer < self._layers[payload]:
-                raise TransferInternalError(f"{where}: expected a {payload} layer in [0, {self._layers[payload]}), found {layer}")
+            if not 0 <= layer < count:
+                raise TransferInternalError(f"{where}: expected a {payload} layer in [0, {count}), found {layer}")
+            if mask >> layer & 1:
+                raise TransferInternalError(f"{where}: expected {payload} layer {layer} once, found it twice")
+            mask |= 1 << layer
+        return mask
 
     def _end_backup(self, op: OpKey, job: BackupJob, where: str) -> None:
         self._require_drained(job, where)
         del self._backups[op]
         self._last_batch = None
         job.ended = True
-        self._readers.remove(job, [*job.kept_pages, *job.owned_pages])
-        self._slots.free(job.kept_slots)
+        self._readers.remove(job, job.owned_pages)
+        if job.kept_pages:
+            self._readers.remove(job, job.kept_pages)
+            self._slots.free(job.kept_host_pages)
 
     def _free(self, metadata: CpHiCacheNodeMetadata) -> None:
-        rows = host_rows_by_payload(metadata, self._payloads)
-        self._slots.free({payload: slots.tolist() for payload, slots in rows.items()})
+        self._slots.free(host_pages_by_payload(metadata, self._payloads))
 
     def _drained(self, job: CopyJob) -> bool:
         return job.last_event is None or self._streams.query(job.last_event, Wait.DRAIN_TO_FREE)
@@ -396,10 +396,21 @@ class RankTransfer:
         if not self._drained(job):
             raise TransferInternalError(f"{where} {job.key}: expected its copies to have ended, found one queued or running")
 
-    def _check_rows(self, device_rows: torch.Tensor, where: str) -> None:
-        last = int(device_rows.max()) if device_rows.numel() else 0
-        if last >= self._device_slots:
-            raise TransferInternalError(f"{where}: expected physical locs in [0, {self._device_slots}), found {last}")
+    def _owned(
+        self, owners: Sequence[int], pages: Sequence[LogicalPage], what: str, whose: OpKey | int
+    ) -> tuple[Sequence[int], Sequence[LogicalPage], list[int]]:
+        """The part of ``pages``, of these owners, that this rank stores: places among them, the pages, and where they lie in the device
+        pools."""
+        places: Sequence[int] = range(len(pages))
+        owned: Sequence[LogicalPage] = list(pages)
+        if self._layout.cp_size > 1:
+            rank = self._layout.cp_rank
+            places = [place for place, owner in enumerate(owners) if owner == rank]
+            owned = [pages[place] for place in places]
+        device_pages = self._layout.physical_pages(owned)
+        if device_pages and (last := (max(device_pages) + 1) * self._layout.page_size - 1) >= self._device_slots:
+            raise TransferInternalError(f"{what} {whose}: expected physical locs in [0, {self._device_slots}), found {last}")
+        return places, owned, device_pages
 
     def _backup(self, op: OpKey, where: str) -> BackupJob:
         job = self._backups.get(op)

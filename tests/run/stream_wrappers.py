@@ -68,6 +68,10 @@ class _RecordingStream:
         self._inner = clock.stream(name)
         self.name = name
 
+    @property
+    def takes_whole(self) -> bool:
+        return self._inner.takes_whole
+
     def submit(self, work: Callable[[], None], *, cost_us: float = 0.0) -> None:
         seq, tick = self._owner.log_position()
         submitted_us = self._clock.now_us
@@ -133,6 +137,10 @@ class _Compute:
     @property
     def name(self) -> str:
         return self._inner.name
+
+    @property
+    def takes_whole(self) -> bool:
+        return self._inner.takes_whole
 
     def submit(self, work: Callable[[], None], *, cost_us: float = 0.0) -> None:
         self._inner.submit(work, cost_us=cost_us)

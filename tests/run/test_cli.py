@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from click.testing import CliRunner, Result
 
 from cphicache.events import read_events
@@ -25,6 +24,7 @@ from cphicache.run.pools import make_pools
 from cphicache.run.report import MUST_SEE
 from cphicache.run.scheduler import Scheduler
 from cphicache.run.world import run_world
+from cphicache.transfer.backends.port import PageSlots
 from cphicache.transfer.pools.device import DevicePool
 from cphicache.transfer.rank import RankTransfer
 from tests.run.worlds import SMALL
@@ -213,10 +213,10 @@ def _forgetful_pools(*args: Any, **kwargs: Any) -> Any:
     host = hosts["target"]
     copy = host.backup_from_device_per_layer
 
-    def forgetful(device_pool: DevicePool, host_indices: torch.Tensor, *rest: Any) -> None:
+    def forgetful(device_pool: DevicePool, host_indices: PageSlots, *rest: Any) -> None:
         copy(device_pool, host_indices, *rest)
         if rest[1] == 1:
-            slot = host_indices[:1]
+            slot = host_indices.slots[:1]
             items = host.read(1, slot)
             for item in items.values():
                 item[0, 3] ^= 0x40

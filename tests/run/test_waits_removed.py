@@ -24,6 +24,7 @@ from cphicache.run import world as world_module
 from cphicache.run.config import RunConfig
 from cphicache.run.jobs import load_requests, make_jobs
 from cphicache.run.world import RankWorld
+from cphicache.spaces.tensors import tokens_of
 from cphicache.spaces.types import LogicalPage
 from cphicache.transfer.port import OpKey, Wait
 from cphicache.transfer.streams.port import Streams
@@ -88,7 +89,7 @@ def audit_released(world: RankWorld, config: RunConfig, monkeypatch: pytest.Monk
         for payload, mask in job.submitted.items() if record.request else ():
             pool = world.host_pools[payload]
             for layer in (layer for layer in range(pool.shape.layers) if mask >> layer & 1):
-                ((component, found),) = pool.read(layer, job.host_rows[payload].tolist()).items()
+                ((component, found),) = pool.read(layer, tokens_of(job.host_pages[payload], pool.page_size)).items()
                 expected = reference.expected(
                     hashes[record.request][positions],
                     positions,
@@ -134,11 +135,12 @@ def watch_slots(world: RankWorld, recording: RecordingStreams, monkeypatch: pyte
         reserve(op, pages)
         for item in recording.items[seen:]:
             if item.batch is not None:
-                for key in ((item.batch.payload, slot) for slot in item.batch.host_rows.tolist()):
+                for key in ((item.batch.payload, slot) for slot in item.batch.host.slots.tolist()):
                     last_use_us[key] = max(item.done_us, last_use_us.get(key, 0.0))
         seen = len(recording.items)
-        for payload, rows in world.transfer._backups[op].host_rows.items():
-            used = [last_use_us[payload, slot] for slot in rows.tolist() if (payload, slot) in last_use_us]
+        for payload, owned in world.transfer._backups[op].host_pages.items():
+            slots = tokens_of(owned, world.cache.config.page_size).tolist()
+            used = [last_use_us[payload, slot] for slot in slots if (payload, slot) in last_use_us]
             if used:
                 in_flight.append(max(used) > recording.now_us)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cphicache.spaces import CpSharedKVLayout, LogicalPage
-from cphicache.spaces.metadata import CpHiCacheNodeMetadata
+from cphicache.spaces.metadata import CpHiCacheNodeMetadata, OwnedPages
 from cphicache.spaces.tensors import owned_locs
 
 
@@ -240,3 +241,42 @@ def test_split_agrees_with_a_list_of_tokens(data: st.DataObject, page_size: int,
         assert vectors == build(part)
         assert half.logical_len == len(part)
         assert half.page_owners == tuple(half_owners)
+
+
+@settings(derandomize=True, max_examples=120, deadline=None)
+@given(data=st.data(), page_size=st.integers(1, 4), owners=st.lists(st.integers(0, 2), min_size=0, max_size=8), draft=st.booleans())
+def test_metadata_of_pages_says_what_the_checked_vectors_say(
+    data: st.DataObject, page_size: int, owners: list[int], draft: bool
+) -> None:
+    """R3: made of page numbers, without a check, it equals what the checked constructor makes of the same slots, before and after any
+    split; and that constructor takes all of it."""
+    rank = data.draw(st.integers(0, 2))
+    places = [page for page, owner in enumerate(owners) if owner == rank]
+    host = data.draw(st.lists(st.integers(0, 30), min_size=len(places), max_size=len(places)))
+    paged = CpHiCacheNodeMetadata.of_pages(
+        tuple(owners), page_size, OwnedPages(places, host, [page + 40 for page in host] if draft else None)
+    )
+
+    def tokens(pages: Sequence[int]) -> list[int]:
+        return [page * page_size + offset for page in pages for offset in range(page_size)]
+
+    checked = CpHiCacheNodeMetadata(
+        logical_len=len(owners) * page_size,
+        owned_positions=tokens(places),
+        host_indices=tokens(host),
+        draft_host_indices=tokens([page + 40 for page in host]) if draft else None,
+        page_owners=owners,
+        page_size=page_size,
+    )
+    cut = data.draw(st.integers(0, len(owners))) * page_size
+    for one, other in ((paged, checked), *zip(paged.split(cut), checked.split(cut), strict=True)):
+        assert repr(one) == repr(other)
+        assert one.owned_len == other.owned_len == one.owned_positions.numel()
+        assert one.host_indices.dtype == torch.int64
+    assert paged.split(cut)[1].owned_pages.host == host[len(paged.split(cut)[0].owned_pages.host) :]
+
+
+def test_metadata_of_vectors_has_no_page_numbers() -> None:
+    """R3: host pages are known only where whole pages were given out."""
+    with pytest.raises(ValueError, match=r"of_pages"):
+        _ = backup(1, 4, 19).owned_pages

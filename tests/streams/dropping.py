@@ -19,6 +19,10 @@ class DroppingStream:
     def name(self) -> str:
         return self._inner.name
 
+    @property
+    def takes_whole(self) -> bool:
+        return self._inner.takes_whole
+
     def submit(self, work: Callable[[], None], *, cost_us: float = 0.0) -> None:
         self._inner.submit(work, cost_us=cost_us)
 

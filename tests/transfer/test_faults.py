@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from cphicache.spaces.layout import CpSharedKVLayout
+from cphicache.transfer.backends.port import Indices
 from cphicache.transfer.faults import CopyCall, CopyFault, CopyFaults
 from cphicache.transfer.pools.device import DevicePool
 from cphicache.transfer.pools.host import LayerFirstHostPool
@@ -103,7 +103,7 @@ class BrokenHostPool(LayerFirstHostPool):
     """A host pool whose driver refuses layer 1."""
 
     def backup_from_device_per_layer(
-        self, device_pool: DevicePool, host_indices: torch.Tensor, device_indices: torch.Tensor, layer_id: int, io_backend: str
+        self, device_pool: DevicePool, host_indices: Indices, device_indices: Indices, layer_id: int, io_backend: str
     ) -> None:
         if layer_id == 1:
             raise OSError("invalid device address")

@@ -260,7 +260,8 @@ class DraftSkipped(RankTransfer):
         if payload != "draft":
             super().submit_layers(ops, payload, layers)
             return
-        self._mark_submitted([self._backup(op, "submit_layers") for op in ops], payload, layers)
+        mask = self._mask(payload, layers, "submit_layers")
+        self._mark_submitted([self._backup(op, "submit_layers") for op in ops], payload, mask)
 
 
 class DraftOnTargetSlots(RankTransfer):
@@ -269,7 +270,7 @@ class DraftOnTargetSlots(RankTransfer):
     def reserve(self, op: OpKey, on: Sequence[Any]) -> None:
         super().reserve(op, on)
         job = self._backups[op]
-        job.host_rows["draft"] = (job.metadata.host_indices + PAGE) % (2 * PAGE)
+        job.host_pages = {**job.host_pages, "draft": [(page + 1) % 2 for page in job.metadata.owned_pages.host]}
 
 
 def object_problems(streams: Streams, rank_class: type[RankTransfer] = RankTransfer) -> list[str]:

@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cphicache.transfer.backends import UnsupportedCombination, require_supported
-from cphicache.transfer.backends.port import RowPair, plan_rows
+from cphicache.transfer.backends.port import PageSlots, RowPair, RowPlan, plan_pages, plan_rows
 from cphicache.transfer.backends.torch_backend import TorchBackend
 from cphicache.transfer.pools.device import DevicePool, KVShape
 from cphicache.transfer.pools.host import HostKVPool, LayerFirstHostPool, make_host_pool
@@ -294,3 +296,56 @@ def test_rows_are_merged_into_maximal_runs() -> None:
     """R33: a plan covers each row once, in runs that are neighbours on both sides."""
     plan = plan_rows(torch.tensor([4, 5, 6, 7, 1]), torch.tensor([0, 1, 3, 4, 5]), 8, 8)
     assert plan.runs == ((4, 0, 2), (6, 3, 2), (1, 5, 1))
+
+
+@settings(derandomize=True, max_examples=200, deadline=None)
+@given(st.data(), st.integers(1, 4))
+def test_plans_of_pages_are_plans_of_their_tokens(data: st.DataObject, page_size: int) -> None:
+    """R33: whole pages, given by number, are planned as the vectors of their tokens: the same rows, runs and pages."""
+    to = data.draw(st.permutations(range(9)))[: data.draw(st.integers(0, 9))]
+    at = data.draw(st.lists(st.integers(0, 8), min_size=len(to), max_size=len(to)))
+    if data.draw(st.booleans()):
+        at, to = sorted(at), sorted(to)
+    slots = 9 * page_size
+    by_pages = plan_pages(PageSlots(at, page_size), PageSlots(to, page_size), slots, slots)
+    vectors = [[page * page_size + offset for page in pages for offset in range(page_size)] for pages in (at, to)]
+    by_tokens = plan_rows(*(torch.tensor(vector, dtype=torch.int64) for vector in vectors), slots, slots)
+    pairs = [(by_pages, by_tokens)]
+    if to:
+        pairs.append((by_pages.by_page(page_size), by_tokens.by_page(page_size)))
+        assert by_pages.by_whole_pages(page_size) is by_pages.by_page(page_size)
+    for one, other in pairs:
+        assert torch.equal(one.source_rows, other.source_rows)
+        assert torch.equal(one.destination_rows, other.destination_rows)
+        assert one.runs == other.runs
+        assert one.row_count == other.row_count == one.source_rows.numel()
+    if page_size > 1 and to:
+        assert (by_pages.by_whole_pages(page_size + 1) is None) == (by_tokens.by_whole_pages(page_size + 1) is None)
+
+
+@pytest.mark.parametrize(
+    ("at", "to", "size", "error", "message"),
+    [
+        ([0, 1], [3], 4, ValueError, "2 source pages for 1 destination pages"),
+        ([0, 1], [3, 3], 4, ValueError, "destination page 3 is given twice"),
+        ([-1], [0], 4, IndexError, r"source pages -1\.\.-1 of 4 tokens leave the buffer's slots 0\.\.19"),
+        ([0], [5], 4, IndexError, "destination pages 5"),
+        ([0], [0], 2, ValueError, "source pages of 4 tokens, destination pages of 2"),
+    ],
+)
+def test_pages_that_cannot_be_copied_are_refused(
+    at: list[int], to: list[int], size: int, error: type[Exception], message: str
+) -> None:
+    """R35: pages are checked before anything moves, as slots are."""
+    with pytest.raises(error, match=message):
+        plan_pages(PageSlots(at, 4), PageSlots(to, size), 20, 20)
+
+
+def test_both_sides_of_a_copy_come_in_one_form() -> None:
+    """R35: slots on one side and pages on the other are a misuse; so is a plan of slots without its runs."""
+    shape = shape_of("mla", 1)
+    device, host = DevicePool(shape, 8), LayerFirstHostPool(shape, 8, 4)
+    with pytest.raises(TypeError, match="give both in one form"):
+        host.backup_from_device_per_layer(device, PageSlots([0], 4), torch.arange(4), 0, "torch")
+    with pytest.raises(TypeError, match="runs are left out"):
+        _ = RowPlan(torch.arange(4), torch.arange(4)).runs

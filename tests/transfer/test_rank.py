@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
 from cphicache.spaces.layout import CpSharedKVLayout
-from cphicache.spaces.metadata import CpHiCacheNodeMetadata
-from cphicache.transfer.jobs import host_rows_by_payload
+from cphicache.spaces.metadata import CpHiCacheNodeMetadata, OwnedPages
+from cphicache.transfer.faults import CopyFaults
+from cphicache.transfer.jobs import host_pages_by_payload
 from cphicache.transfer.pools.slots import TransferInternalError
 from cphicache.transfer.port import CopyStatus, HostSlotsExhausted, LoadItem, OpKey, OwnerMismatch
-from cphicache.transfer.streams.virtual import VirtualStreams
+from cphicache.transfer.streams.threads import ThreadStreams
+from cphicache.transfer.streams.virtual import VirtualStream, VirtualStreams
 from tests.transfer.rigs import Rig, assert_same, copied, pages, snapshot
 from tests.transfer.test_pools import STREAMS
 
@@ -162,10 +166,10 @@ def test_a_pool_without_draft_has_one_payload() -> None:
 
 def test_missing_draft_metadata_raises() -> None:
     """R5: metadata without draft slots is refused where a draft pool is configured; nothing falls back to target-only."""
-    metadata = CpHiCacheNodeMetadata(logical_len=4, owned_positions=[0, 1, 2, 3], host_indices=[0, 1, 2, 3])
-    assert host_rows_by_payload(metadata, ["target"])["target"].tolist() == [0, 1, 2, 3]
+    metadata = CpHiCacheNodeMetadata.of_pages((0,), 4, OwnedPages([0], [5]))
+    assert host_pages_by_payload(metadata, ["target"]) == {"target": [5]}
     with pytest.raises(ValueError, match="draft"):
-        host_rows_by_payload(metadata, ["target", "draft"])
+        host_pages_by_payload(metadata, ["target", "draft"])
 
 
 # -- shrink, split ------------------------------------------------------------------------------------------------------------
@@ -295,3 +299,30 @@ def test_layers_of_a_producer_arrive_one_by_one_target_first() -> None:
         for payload, layers in (("target", target_layers), ("draft", draft_layers)):
             assert_same(snapshot(rig.device[payload]), copied(before[payload], before[payload], to, at, layers))
     assert rig.rank.load_status(0).drained
+
+
+# -- several layers in one submission -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("layers", [range(3), (0, 2), range(1, 3), (2, 1, 0)])
+@pytest.mark.parametrize("planned_fault", [False, True])
+def test_layers_submitted_together_are_one_item_where_nobody_can_tell(layers: Sequence[int], planned_fault: bool) -> None:
+    """R11: on streams of threads several layers are one work item, on the virtual clock one each; bytes, failures and counters are the
+    same, also of all layers by one call."""
+    found = []
+    kinds: list[VirtualStreams | ThreadStreams] = [VirtualStreams(), ThreadStreams()]
+    for streams in kinds:
+        faults = CopyFaults()
+        if planned_fault:
+            faults.fail_copy("d2h", "target", 2)
+        rig = Rig.of(streams, ALONE, draft_host_pages=None, faults=faults if planned_fault else None)
+        write = streams.stream("write")
+        for number in (1, 2):
+            rig.rank.reserve(OpKey(number, 0), pages(number, number + 4))
+        rig.rank.submit_layers([OpKey(1, 0), OpKey(2, 0)], "target", layers)
+        items = write._queued if isinstance(write, VirtualStream) else write._submitted
+        assert items == (1 if write.takes_whole else len(layers))
+        streams.close()
+        status = [rig.rank.status(OpKey(number, 0)) for number in (1, 2)]
+        found.append((snapshot(rig.host["target"]), status, rig.rank.counters))
+    assert_same(found[0][0], found[1][0])
+    assert found[0][1:] == found[1][1:]
+    assert any(status.failed for status in found[0][1]) is (planned_fault and 2 in layers)

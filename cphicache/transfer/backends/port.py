@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
+
+from cphicache.spaces.tensors import tokens_of
 
 
 class RowPair(NamedTuple):
@@ -30,23 +33,83 @@ class Run(NamedTuple):
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class RowPlan:
-    """Which rows go where: row ``source_rows[i]`` to ``destination_rows[i]`` (int64, CPU), and the same as maximal ``runs``."""
+class PageSlots:
+    """Token slots of whole pages, page by page: what a vector of slots says, in page numbers. The vector is made when it is asked for."""
 
-    source_rows: torch.Tensor
-    destination_rows: torch.Tensor
-    runs: tuple[Run, ...]
-    _by_page: dict[int, RowPlan] = field(default_factory=dict, repr=False, compare=False)
-    _moved: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict, repr=False, compare=False)
+    __slots__ = ("_slots", "page_size", "pages")
+
+    def __init__(self, pages: Sequence[int], page_size: int) -> None:
+        self.pages = pages
+        self.page_size = page_size
+        self._slots: torch.Tensor | None = None
+
+    @property
+    def slots(self) -> torch.Tensor:
+        """The slots, int64 on the CPU."""
+        if self._slots is None:
+            self._slots = tokens_of(self.pages, self.page_size)
+        return self._slots
+
+
+Indices: TypeAlias = torch.Tensor | PageSlots
+"""Token slots: an int64 CPU vector, or whole pages."""
+
+
+class RowPlan:
+    """Which rows go where: row ``source_rows[i]`` to ``destination_rows[i]`` (int64, CPU), and the same as maximal ``runs``: rows that
+    are neighbours on both sides."""
+
+    __slots__ = ("_by_page", "_destination", "_moved", "_runs", "_source")
+
+    def __init__(self, source: Indices, destination: Indices, runs: tuple[Run, ...] | None = None) -> None:
+        """``runs`` may be left out for whole pages on both sides: they are made for whoever asks."""
+        self._source = source
+        self._destination = destination
+        self._runs = runs
+        self._by_page: dict[int, RowPlan] | None = None
+        self._moved: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] | None = None
+
+    @property
+    def source_rows(self) -> torch.Tensor:
+        """Rows of the source."""
+        return self._source.slots if isinstance(self._source, PageSlots) else self._source
+
+    @property
+    def destination_rows(self) -> torch.Tensor:
+        """The row of the destination for each of them."""
+        return self._destination.slots if isinstance(self._destination, PageSlots) else self._destination
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """Maximal runs, in the order of the rows."""
+        if self._runs is None:
+            if not isinstance(self._source, PageSlots) or not isinstance(self._destination, PageSlots):
+                raise TypeError("runs are left out of a plan of slots: give them, or whole pages on both sides")
+            self._runs = _page_runs(self._source.pages, self._destination.pages, self._source.page_size)
+        return self._runs
+
+    @property
+    def row_count(self) -> int:
+        """Rows that are copied."""
+        source = self._source
+        return len(source.pages) * source.page_size if isinstance(source, PageSlots) else source.numel()
 
     def by_page(self, page_size: int) -> RowPlan:
         """The same plan in pages of ``page_size`` rows. Raises ValueError unless both sides are whole pages, aligned."""
+        if self._by_page is None:
+            self._by_page = {}
         known = self._by_page.get(page_size)
         if known is None:
-            source = _whole_pages("source", self.source_rows, page_size)
-            known = self._by_page[page_size] = _planned(source, _whole_pages("destination", self.destination_rows, page_size))
+            known = self._by_page[page_size] = self._pages(page_size)
         return known
+
+    def _pages(self, page_size: int) -> RowPlan:
+        source, destination = self._source, self._destination
+        if isinstance(source, PageSlots) and isinstance(destination, PageSlots) and source.page_size == page_size:
+            return RowPlan(PageSlots(source.pages, 1), PageSlots(destination.pages, 1))
+        return _planned(
+            _whole_pages("source", self.source_rows, page_size), _whole_pages("destination", self.destination_rows, page_size)
+        )
 
     def by_whole_pages(self, page_size: int) -> RowPlan | None:
         """As :meth:`by_page`; None unless both sides are whole pages."""
@@ -59,6 +122,8 @@ class RowPlan:
         """Source and destination rows on ``device``, moved once, in stream order (through pinned memory: nothing synchronises)."""
         if device.type == "cpu":
             return self.source_rows, self.destination_rows
+        if self._moved is None:
+            self._moved = {}
         known = self._moved.get(device)
         if known is None:
             source, destination = (
@@ -85,6 +150,42 @@ def plan_rows(source_rows: torch.Tensor, destination_rows: torch.Tensor, source_
     if twice.numel():
         raise ValueError(f"destination row {int(twice[0])} is given twice: a copy writes each row once")
     return _planned(source_rows, destination_rows)
+
+
+def plan_pages(source: PageSlots, destination: PageSlots, source_slots: int, destination_slots: int) -> RowPlan:
+    """:func:`plan_rows` for whole pages of one size, in page numbers only. Raises as that does."""
+    size = source.page_size
+    if destination.page_size != size:
+        raise ValueError(f"source pages of {size} tokens, destination pages of {destination.page_size}: give one size")
+    at, to = source.pages, destination.pages
+    if len(at) != len(to):
+        raise ValueError(f"{len(at)} source pages for {len(to)} destination pages: give equally many")
+    if at:
+        for name, pages, slots in (("source", at, source_slots), ("destination", to, destination_slots)):
+            if min(pages) < 0 or (max(pages) + 1) * size > slots:
+                raise IndexError(
+                    f"{name} pages {min(pages)}..{max(pages)} of {size} tokens leave the buffer's slots 0..{slots - 1}"
+                )
+        if len(set(to)) != len(to):
+            twice = next(page for page, count in Counter(to).items() if count > 1)
+            raise ValueError(f"destination page {twice} is given twice: a copy writes each row once")
+    return RowPlan(source, destination)
+
+
+def _page_runs(source: Sequence[int], destination: Sequence[int], size: int) -> tuple[Run, ...]:
+    """Pages as maximal runs of rows, ``size`` a page."""
+    runs: list[Run] = []
+    first = to = count = 0
+    for page, target in zip(source, destination, strict=True):
+        if count and page == first + count and target == to + count:
+            count += 1
+            continue
+        if count:
+            runs.append(Run(first * size, to * size, count * size))
+        first, to, count = page, target, 1
+    if count:
+        runs.append(Run(first * size, to * size, count * size))
+    return tuple(runs)
 
 
 def _planned(source_rows: torch.Tensor, destination_rows: torch.Tensor) -> RowPlan:

@@ -53,7 +53,7 @@ class TorchBackend:
         """Apply one plan to every pair of buffers; touches exactly the planned rows."""
         if not plan.runs:
             return
-        long_runs = len(plan.runs) == 1 or plan.source_rows.numel() >= MIN_RUN_ROWS * len(plan.runs)
+        long_runs = len(plan.runs) == 1 or plan.row_count >= MIN_RUN_ROWS * len(plan.runs)
         for pair in pairs:
             if any(rows.device.type != "cpu" for rows in pair):
                 # Between a GPU and the host a gather would need the bytes on the host at once, which synchronises: slices only.

@@ -1,18 +1,19 @@
 """Host KV pools: pinned-memory twins of a device pool, with SGLang's method names (``memory_pool_host.py``).
 
-Indices are token slots (int64, one dimension, on the CPU), equally long for host and device. A pool moves bytes and keeps no
-account of its slots (see :mod:`cphicache.transfer.pools.slots`).
+Indices are token slots (int64, one dimension, on the CPU), equally long for host and device, or whole pages of them
+(:class:`~cphicache.transfer.backends.port.PageSlots` on both sides). A pool moves bytes and keeps no account of its slots (see
+:mod:`cphicache.transfer.pools.slots`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 
 from cphicache.transfer.backends import UnsupportedCombination, copy_backend, require_supported
-from cphicache.transfer.backends.port import CopyBackend, CopyGroup, RowPlan, plan_rows
+from cphicache.transfer.backends.port import CopyBackend, CopyGroup, Indices, PageSlots, RowPlan, plan_pages, plan_rows
 from cphicache.transfer.pools.device import DevicePool, KVShape
 from cphicache.transfer.pools.memory import HostMemory
 from cphicache.transfer.support import BY_PAGE
@@ -40,19 +41,19 @@ class HostKVPool:
         require_supported(self.shape.kind, self.layout, io_backend)
 
     def load_to_device_per_layer(
-        self, device_pool: DevicePool, host_indices: torch.Tensor, device_indices: torch.Tensor, layer_id: int, io_backend: str
+        self, device_pool: DevicePool, host_indices: Indices, device_indices: Indices, layer_id: int, io_backend: str
     ) -> None:
         """Copy layer ``layer_id`` of the host slots to the device slots (H2D)."""
         raise NotImplementedError(f"{type(self).__name__} does not load layer by layer")
 
     def backup_from_device_all_layer(
-        self, device_pool: DevicePool, host_indices: torch.Tensor, device_indices: torch.Tensor, io_backend: str
+        self, device_pool: DevicePool, host_indices: Indices, device_indices: Indices, io_backend: str
     ) -> None:
         """Copy every layer of the device slots to the host slots (D2H)."""
         raise NotImplementedError(f"{type(self).__name__} does not back up all layers")
 
     def backup_from_device_per_layer(
-        self, device_pool: DevicePool, host_indices: torch.Tensor, device_indices: torch.Tensor, layer_id: int, io_backend: str
+        self, device_pool: DevicePool, host_indices: Indices, device_indices: Indices, layer_id: int, io_backend: str
     ) -> None:
         """Copy layer ``layer_id`` of the device slots to the host slots (D2H)."""
         raise NotImplementedError(f"{type(self).__name__} does not back up layer by layer")
@@ -85,6 +86,7 @@ class BufferedHostPool(HostKVPool):
             for name in shape.components
         }
         self._twins: WeakKeyDictionary[DevicePool, _Twin] = WeakKeyDictionary()
+        self._last_twin: tuple[ref[DevicePool], _Twin] | None = None
 
     def _dimensions(self, component: str) -> tuple[int, ...]:
         rows, page_rows, item_bytes = self._unit(component)
@@ -132,7 +134,7 @@ class BufferedHostPool(HostKVPool):
             self._items(layer, name)[index // self.page_size, index % self.page_size] = items[name]
 
     def load_to_device_per_layer(
-        self, device_pool: DevicePool, host_indices: torch.Tensor, device_indices: torch.Tensor, layer_id: int, io_backend: str
+        self, device_pool: DevicePool, host_indices: Indices, device_indices: Indices, layer_id: int, io_backend: str
     ) -> None:
         """Copy layer ``layer_id`` of the host slots to the device slots (H2D): each component once, in copy order."""
         twin = self._twin(device_pool, io_backend)
@@ -141,16 +143,16 @@ class BufferedHostPool(HostKVPool):
             twin.backend.load_layer(group, local, self._plan_of(group, plan))
 
     def backup_from_device_all_layer(
-        self, device_pool: DevicePool, host_indices: torch.Tensor, device_indices: torch.Tensor, io_backend: str
+        self, device_pool: DevicePool, host_indices: Indices, device_indices: Indices, io_backend: str
     ) -> None:
         """Copy every layer of the device slots to the host slots (D2H): each component once, in copy order."""
         twin = self._twin(device_pool, io_backend)
         plan = twin.backups.plan(device_indices, host_indices, device_pool.slots, self.slots)
-        for group in twin.groups if plan.runs else ():
+        for group in twin.groups if plan.row_count else ():
             twin.backend.backup_layers(group, self._plan_of(group, plan))
 
     def backup_from_device_per_layer(
-        self, device_pool: DevicePool, host_indices: torch.Tensor, device_indices: torch.Tensor, layer_id: int, io_backend: str
+        self, device_pool: DevicePool, host_indices: Indices, device_indices: Indices, layer_id: int, io_backend: str
     ) -> None:
         """Copy layer ``layer_id`` of the device slots to the host slots (D2H): each component once, in copy order."""
         twin = self._twin(device_pool, io_backend)
@@ -166,8 +168,12 @@ class BufferedHostPool(HostKVPool):
         return plan.by_page(self.page_size) if group.by_page else plan
 
     def _twin(self, device_pool: DevicePool, io_backend: str) -> _Twin:
+        last = self._last_twin
+        if last is not None and last[0]() is device_pool and last[1].io_backend == io_backend:
+            return last[1]
         known = self._twins.get(device_pool)
         if known is not None and known.io_backend == io_backend:
+            self._last_twin = ref(device_pool), known
             return known
         require_supported(self.shape.kind, self.layout, io_backend)
         if device_pool.shape != self.shape:
@@ -212,20 +218,28 @@ class _Plans:
     __slots__ = ("_last",)
 
     def __init__(self) -> None:
-        self._last: tuple[torch.Tensor, torch.Tensor, tuple[int, int], RowPlan] | None = None
+        self._last: tuple[Indices, Indices, tuple[int, int], RowPlan] | None = None
 
-    def plan(self, source: torch.Tensor, destination: torch.Tensor, source_slots: int, destination_slots: int) -> RowPlan:
+    def plan(self, source: Indices, destination: Indices, source_slots: int, destination_slots: int) -> RowPlan:
         """See :func:`~cphicache.transfer.backends.port.plan_rows`."""
         slots = source_slots, destination_slots
         last = self._last
         if last is not None and last[2] == slots and _same(last[0], source) and _same(last[1], destination):
             return last[3]
-        plan = plan_rows(source.clone(), destination.clone(), *slots)  # our own: the caller may write to its tensors later
-        self._last = plan.source_rows, plan.destination_rows, slots, plan
+        if isinstance(source, PageSlots) and isinstance(destination, PageSlots):
+            plan = plan_pages(source, destination, *slots)
+        elif isinstance(source, PageSlots) or isinstance(destination, PageSlots):
+            raise TypeError("slots on one side, whole pages on the other: give both in one form")
+        else:
+            source, destination = source.clone(), destination.clone()  # our own: the caller may write to its tensors later
+            plan = plan_rows(source, destination, *slots)
+        self._last = source, destination, slots, plan
         return plan
 
 
-def _same(first: torch.Tensor, second: torch.Tensor) -> bool:
+def _same(first: Indices, second: Indices) -> bool:
+    if isinstance(first, PageSlots) or isinstance(second, PageSlots):
+        return first is second
     return first.dtype == second.dtype and first.device == second.device and torch.equal(first, second)
 
 
@@ -246,7 +260,7 @@ class _Twin:
         found = [(group, group.layers.index(layer)) for group in self.groups if layer in group.layers]
         if not found:
             raise IndexError(f"layer {layer} is none of the pool's layers {self.groups[0].layers[0]}..{self.groups[0].layers[-1]}")
-        return found if plan.runs else []
+        return found if plan.row_count else []
 
 
 class LayerFirstHostPool(BufferedHostPool):

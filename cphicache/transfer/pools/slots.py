@@ -1,4 +1,4 @@
-"""Host slots of one pool: whole pages, page aligned, all or nothing. Plain integers."""
+"""Host slots of one pool, given out by whole pages, all or nothing. Plain integers; no cost grows with the number of fragments."""
 
 from __future__ import annotations
 
@@ -11,98 +11,119 @@ class TransferInternalError(AssertionError):
     """A defect in cphicache itself: the message says what was expected and what was found."""
 
 
-class HostSlotAllocator:
-    """Free pages of one host pool, kept as sorted, disjoint, maximal runs ``[start page, page count]``.
+class HostPageAllocator:
+    """Free pages of one host pool as disjoint, maximal runs, found by their first page, by their end and by their length.
 
-    A demand is met from the first run that holds all of it, else from the largest runs, so that copies stay mergeable.
+    A demand is met from the shortest run that holds all of it, so that long runs stay for long demands; else from the longest runs, so
+    that copies stay mergeable. Of runs of one length the one that came about last is taken.
     """
 
-    __slots__ = ("_free_pages", "_runs", "page_size", "total_slots")
+    __slots__ = ("_by_length", "_free_pages", "_in_use", "_length_at", "_lengths", "_start_of", "total_pages")
 
-    def __init__(self, total_slots: int, page_size: int) -> None:
-        if page_size < 1:
-            raise ValueError(f"page_size={page_size}: use at least 1 token a page")
-        if total_slots < 0 or total_slots % page_size:
-            raise ValueError(f"total_slots={total_slots} is not a whole number of pages of {page_size} tokens: round it down")
-        self.total_slots = total_slots
-        self.page_size = page_size
+    def __init__(self, total_pages: int) -> None:
+        if total_pages < 0:
+            raise ValueError(f"total_pages={total_pages}: a host pool has 0 pages or more")
+        self.total_pages = total_pages
         self.reset()
 
     @property
-    def free_slots(self) -> int:
-        """Free token slots."""
-        return self._free_pages * self.page_size
+    def free_pages(self) -> int:
+        """Free pages."""
+        return self._free_pages
 
     def reset(self) -> None:
-        """Every slot is free."""
-        self._free_pages = self.total_slots // self.page_size
-        self._runs = [(0, self._free_pages)] if self._free_pages else []
+        """Every page is free."""
+        self._free_pages = self.total_pages
+        self._in_use = bytearray(self.total_pages)
+        self._length_at: dict[int, int] = {}
+        self._start_of: dict[int, int] = {}  # by the page behind the run
+        self._by_length: dict[int, dict[int, None]] = {}  # first pages; a dict keeps their order and gives up any of them at once
+        self._lengths: list[int] = []  # the keys of that, ascending: at most sqrt(2 * total_pages) differ
+        if self.total_pages:
+            self._add_run(0, self.total_pages)
 
-    def allocate(self, slots: int) -> list[int] | None:
-        """Take ``slots`` token slots (whole pages), ascending within each run. ``None``: too few are free, and none is taken."""
-        if slots < 0 or slots % self.page_size:
-            raise ValueError(f"slots={slots} is not a whole number of pages of {self.page_size} tokens: ask for whole pages")
-        missing = slots // self.page_size
-        if missing > self._free_pages:
+    def allocate(self, pages: int) -> list[int] | None:
+        """Take so many pages, ascending within each run. ``None``: too few are free, and none is taken."""
+        if pages < 0:
+            raise ValueError(f"pages={pages}: ask for 0 or more")
+        if pages > self._free_pages:
             return None
+        self._free_pages -= pages
         taken: list[int] = []
-        while missing:
-            at = next((i for i, (_, pages) in enumerate(self._runs) if pages >= missing), None)
-            if at is None:
-                at = max(range(len(self._runs)), key=lambda i: self._runs[i][1])
-            start, pages = self._runs[at]
-            used = min(pages, missing)
-            if used == pages:
-                del self._runs[at]
-            else:
-                self._runs[at] = (start + used, pages - used)
-            taken.extend(range(start * self.page_size, (start + used) * self.page_size))
-            missing -= used
-            self._free_pages -= used
+        while pages:
+            at = bisect_left(self._lengths, pages)
+            length = self._lengths[at if at < len(self._lengths) else -1]
+            start = next(reversed(self._by_length[length]))
+            self._drop_run(start, length)
+            used = min(length, pages)
+            if used < length:
+                self._add_run(start + used, length - used)
+            self._in_use[start : start + used] = b"\x01" * used
+            taken.extend(range(start, start + used))
+            pages -= used
         return taken
 
-    def free(self, slots: Sequence[int]) -> None:
-        """Give whole pages back, in any page order. A foreign, torn or free page is our bug: raised before anything is freed."""
-        pages = self._whole_pages(slots)
-        for page in pages:
-            self._require_used(page)
-        for page in pages:
-            self._insert(page)
+    def free(self, pages: Sequence[int]) -> None:
+        """Give pages back, in any order. A foreign or free page, or one given twice, is our bug: raised before anything is freed."""
+        if not pages:
+            return
+        runs = self._runs_of(sorted(pages))
+        for start, length in runs:
+            if self._in_use.count(1, start, start + length) != length:
+                self._raise_free_page(start, length)
+        for start, length in runs:
+            self._in_use[start : start + length] = bytes(length)
+            first, end = self._start_of.get(start), start + length
+            if first is None:
+                first = start
+            else:
+                self._drop_run(first, start - first)
+            behind = self._length_at.get(end)
+            if behind is not None:
+                self._drop_run(end, behind)
+                end += behind
+            self._add_run(first, end - first)
+        self._free_pages += len(pages)
 
-    def _whole_pages(self, slots: Sequence[int]) -> list[int]:
-        size = self.page_size
-        pages = []
-        for at in range(0, len(slots), size):
-            chunk = list(slots[at : at + size])
-            page = chunk[0] // size
-            if chunk != list(range(page * size, (page + 1) * size)):
-                raise TransferInternalError(f"free of host slots: expected the whole page {page} of {size} tokens, found {chunk}")
-            if not 0 <= page < self.total_slots // size:
-                raise TransferInternalError(f"free of host slots: expected slots in [0, {self.total_slots}), found {chunk}")
-            pages.append(page)
-        pages.sort()
-        for first, second in pairwise(pages):
-            if first == second:
-                raise TransferInternalError(f"free of host slots: expected page {first} once, found it twice in one call")
-        return pages
+    def _runs_of(self, pages: list[int]) -> list[tuple[int, int]]:
+        """Sorted pages as (first, length) of neighbours."""
+        if pages[0] < 0 or pages[-1] >= self.total_pages:
+            wrong = pages[0] if pages[0] < 0 else pages[-1]
+            raise TransferInternalError(f"free of host pages: expected pages in [0, {self.total_pages}), found {wrong}")
+        first, last = pages[0], pages[-1]
+        runs = []
+        for page, following in pairwise(pages):
+            if following == page:
+                raise TransferInternalError(f"free of host pages: expected page {page} once, found it twice in one call")
+            if following != page + 1:
+                runs.append((first, page + 1 - first))
+                first = following
+        runs.append((first, last + 1 - first))
+        return runs
 
-    def _require_used(self, page: int) -> None:
-        at = bisect_left(self._runs, (page + 1, 0)) - 1
-        if at >= 0 and page < self._runs[at][0] + self._runs[at][1]:
-            start, count = self._runs[at]
-            first_slot = page * self.page_size
-            raise TransferInternalError(
-                f"free of host slots {first_slot}..{first_slot + self.page_size - 1}: expected page {page} in use, "
-                f"found it in the free run of pages {start}..{start + count - 1}"
-            )
+    def _raise_free_page(self, start: int, length: int) -> None:
+        page = self._in_use.index(0, start, start + length)
+        first = self._in_use.rfind(1, 0, page) + 1
+        last = self._in_use.find(1, page)
+        last = self.total_pages - 1 if last < 0 else last - 1
+        raise TransferInternalError(
+            f"free of host page {page}: expected it in use, found it in the free run of pages {first}..{last}"
+        )
 
-    def _insert(self, page: int) -> None:
-        start, count = page, 1
-        at = bisect_left(self._runs, (page, 0))
-        if at < len(self._runs) and self._runs[at][0] == page + 1:
-            count += self._runs.pop(at)[1]
-        if at and sum(self._runs[at - 1]) == page:
-            start, before = self._runs.pop(at - 1)
-            count += before
-        insort(self._runs, (start, count))
-        self._free_pages += 1
+    def _add_run(self, start: int, length: int) -> None:
+        self._length_at[start] = length
+        self._start_of[start + length] = start
+        alike = self._by_length.get(length)
+        if alike is None:
+            self._by_length[length] = {start: None}
+            insort(self._lengths, length)
+        else:
+            alike[start] = None
+
+    def _drop_run(self, start: int, length: int) -> None:
+        del self._length_at[start], self._start_of[start + length]
+        alike = self._by_length[length]
+        del alike[start]
+        if not alike:
+            del self._by_length[length]
+            del self._lengths[bisect_left(self._lengths, length)]

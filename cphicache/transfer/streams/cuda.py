@@ -89,6 +89,11 @@ class CudaStream:
         """Name of the stream."""
         return self._name
 
+    @property
+    def takes_whole(self) -> bool:
+        """Yes: the device takes launches one after the other anyway."""
+        return True
+
     def submit(self, work: Callable[[], None], *, cost_us: float = 0.0) -> None:
         """Run ``work`` now, with this stream as torch's current one; ``cost_us`` is ignored.
 

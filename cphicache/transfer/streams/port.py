@@ -22,6 +22,10 @@ class Stream(Protocol):
     def name(self) -> str:
         """Name of the stream."""
 
+    @property
+    def takes_whole(self) -> bool:
+        """Work of several parts may be one item here: nobody tells when its parts take effect, only when all of it has."""
+
     def submit(self, work: Callable[[], None], *, cost_us: float = 0.0) -> None:
         """Queue ``work``. ``cost_us`` is its duration on the virtual clock in microseconds (ignored by the others).
 

@@ -55,6 +55,11 @@ class ThreadStream:
         """Name of the stream."""
         return self._name
 
+    @property
+    def takes_whole(self) -> bool:
+        """Unless the worker idles between items."""
+        return self._owner._max_delay_us == 0.0
+
     def submit(self, work: Callable[[], None], *, cost_us: float = 0.0) -> None:
         """Queue ``work`` for the worker; ``cost_us`` is ignored. Never blocks.
 

@@ -74,6 +74,11 @@ class VirtualStream:
         """Name of the stream."""
         return self._name
 
+    @property
+    def takes_whole(self) -> bool:
+        """No: each part has a duration of its own, and a time of its own at which it takes effect."""
+        return False
+
     def submit(self, work: Callable[[], None], *, cost_us: float = 0.0) -> None:
         """Queue ``work`` for ``cost_us`` microseconds of virtual time, plus jitter. An effect that is due now runs at once.
 
