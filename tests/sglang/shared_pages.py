@@ -22,10 +22,10 @@ from cphicache.engine import CacheConfig, CpHiRadixCache
 from cphicache.run.census import take_census
 from cphicache.sglang.contracts import installed_contract
 from cphicache.sglang.factory import adopt_allocator
+from cphicache.sglang.streams import HostForwardStreams
 from cphicache.transfer.pools.device import DevicePool, KVShape
 from cphicache.transfer.pools.host import make_host_pool
 from cphicache.transfer.rank import RankTransfer
-from cphicache.transfer.streams.threads import ThreadStreams
 
 TELLS_LOCATIONS = hasattr(MatchResult, "device_indices")
 """SGLang 0.5.20: a match is the locations of its tokens. 0.5.23: it is their number."""
@@ -71,7 +71,7 @@ class Rank:
         self.server.debug_mode = True
         layout, allocator = adopt_allocator(self.server)
         self.pool = DevicePool(SHAPE, (PAGES_A_RANK + 1) * PAGE)
-        self.streams = ThreadStreams()
+        self.streams = HostForwardStreams()
         host = make_host_pool("layer_first", SHAPE, 64 * PAGE, PAGE)
         self.transfer = RankTransfer(layout, {"target": self.pool}, {"target": host}, self.streams)
         config = CacheConfig(
@@ -90,7 +90,13 @@ class Rank:
         )
         self.target = SimpleNamespace(start_layer=0)
         self.cache = installed_contract().cache_class()(
-            params, self.engine, self.transfer, pools={"target": self.target}, on_tick=lambda tick: None, close=self.streams.close
+            params,
+            self.engine,
+            self.transfer,
+            pools={"target": self.target},
+            alone=False,
+            on_tick=lambda tick: None,
+            close=self.streams.close,
         )
 
     def take_match(self, req, match):
