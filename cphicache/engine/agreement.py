@@ -68,6 +68,16 @@ class Agreement:
                 self._transfer.wait_load(operation.load_id)
             elif not operation.void:
                 self._transfer.wait_backup(operation.key)
+        self._reduce_now()
+
+    def agree_now(self) -> None:
+        """Pass what has ended on every rank: by the reduction of this tick if that is outstanding, else by one that blocks."""
+        if self._state.outstanding:
+            self.apply_outstanding()
+        elif self._state.numbered:
+            self._reduce_now()
+
+    def _reduce_now(self) -> None:
         self._state.counters.drain_reductions += 1
         self._reducer.issue(*self.sample())
         self._wait_and_apply()

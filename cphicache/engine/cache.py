@@ -86,6 +86,7 @@ class CpHiRadixCache:
         inserts = Inserts(self.state, self._backups, holds, self._host_eviction.refresh)
         self._waiting = Waiting(self.state, self._backups, holds, log)
         self._forwards = Forwards(self.state, self._backups, transfer, log)
+        self._inserts = inserts
         self._requests = Requests(
             self.state,
             backups=self._backups,
@@ -245,6 +246,24 @@ class CpHiRadixCache:
             self._ops.call("admit", request=rid, node=node.id, pages=protected_pages, **given)
         self._requests.admit(rid, node, protected_pages, priority)
 
+    def touch(self, node: Node[Backup]) -> None:
+        """The prefix that ends in ``node`` is asked for, whether or not its request is admitted now: it counts as used.
+
+        A match changes nothing (R24): a request that is matched again and again, until there is room for it, would lose its prefix to
+        whoever is served meanwhile.
+        """
+        if self._ops is not None:
+            self._ops.call("touch", node=node.id)
+        path: list[Node[Backup]] = []
+        while not node.is_root:
+            path.append(node)
+            if node.parent is None:
+                raise CacheMisuse(f"touch of {node}, which was removed: match again")
+            node = node.parent
+        self.state.tree.touch(path, self.state.now())
+        for touched in path:
+            self._host_eviction.refresh(touched)
+
     def alloc(self, pages: int, after: LogicalPage | None) -> list[LogicalPage] | None:
         """Fresh device pages that continue a chain after page ``after``, evicting if needed. ``None``: not enough, nothing taken."""
         if self._ops is not None:
@@ -354,6 +373,21 @@ class CpHiRadixCache:
         if self._ops is not None:
             self._ops.call("insert_unfinished", request=rid, **self._ops.key(key), row=list(row), chunked=chunked)
         return self._requests.insert_unfinished(request, key, row, chunked=chunked)
+
+    def agree_now(self) -> None:
+        """Pass what has ended on every rank now, instead of at the next tick: by the reduction that this tick has issued, or, later in
+        the tick, by a blocking one, if anything is in flight. For a rank that is alone, which has nobody to wait for.
+
+        No copy is waited for.
+        """
+        if self._ops is not None:
+            self._ops.call("agree_now")
+        self._agreement.agree_now()
+        self._loads.undo_drained()
+
+    def is_declined(self, rid: str, key: RadixKey) -> bool:
+        """Whether an insert of ``key`` would be declined now. Changes nothing: whoever was declined asks before trying again."""
+        return self._inserts.is_declined(self._running(rid), key)
 
     def confirm_loads(self, rid: str) -> bool:
         """Whether what the request has read of load-backs is right, if it is about to end before that is agreed (R25).

@@ -80,7 +80,8 @@ class DeviceEviction:
 
     def _evict_written_back(self, demand: _Demand) -> None:
         """Nodes that have a host copy go first. The others are backed up: for the next eviction if those sufficed; for this one, with
-        a wait, if so configured; else they are dropped."""
+        a wait, if so configured; else they are dropped. What a backup that is in flight keeps is waited for in any case: whoever asks
+        for pages has counted them, since they could be evicted until an eviction before this one started that backup."""
         aside: list[Node[Backup]] = []
         self._take(demand, lambda node: _is_backed_up(node) or len(aside) >= WRITE_BACK_SCAN, aside)
         self._state.tree.put_back(aside)
@@ -88,26 +89,41 @@ class DeviceEviction:
             self._write_back(aside[:WRITE_BACK_AHEAD])
         elif self._state.config.write_back_short is WriteBackShort.DROP:
             self._take(demand)
+            if not demand.met(demand.evicted):
+                self._wait_for(self._kept_by_copies())
+                self._take(demand)
             self._write_back(self._next_victims(demand.tokens))
         else:
             self._wait_and_take(demand)
 
     def _wait_and_take(self, demand: _Demand) -> None:
-        state = self._state
         while not demand.met(demand.evicted):
             victims = self._next_victims(demand.tokens)
-            started = self._write_back(victims)
-            if started:
-                state.counters.write_back_waits += 1
-                if self._log is not None:
-                    self._log.note(state.tick, "write_back_wait", nodes=[node.id for node in started])
-                while any(node.backup.state in PENDING for node in started):
-                    self._drain_round()
+            if victims:
+                self._wait_for(self._write_back(victims))
+            else:
+                victims = self._kept_by_copies()
+                self._wait_for(victims)
             before, ids = demand.evicted, {node.id for node in victims}
             # What still has no host copy was refused, or its copy failed: it goes without.
             self._take(demand, partial(_may_go, ids))
             if demand.evicted == before:
                 return
+
+    def _wait_for(self, nodes: list[Node[Backup]]) -> None:
+        """Drain rounds until none of these is pending; counted and logged, if there are any."""
+        if not nodes:
+            return
+        self._state.counters.write_back_waits += 1
+        if self._log is not None:
+            self._log.note(self._state.tick, "write_back_wait", nodes=[node.id for node in nodes])
+        while any(node.backup.state in PENDING for node in nodes):
+            self._drain_round()
+
+    def _kept_by_copies(self) -> list[Node[Backup]]:
+        """Nodes whose backup is in flight, if the end of those gives a page back: some of them have no lock but their backup's own."""
+        nodes = [record.node for record in self._state.pending.values() if record.node is not None and record.number is not None]
+        return nodes if any(node.lock_ref == 1 for node in nodes) else []
 
     def _next_victims(self, tokens: int) -> list[Node[Backup]]:
         """The first victims in order that make up ``tokens``; nothing is taken."""

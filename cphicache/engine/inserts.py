@@ -17,7 +17,7 @@ from cphicache.engine.records import ALIVE, Backup, Request
 from cphicache.engine.state import CacheState
 from cphicache.lifecycle import Input, State, Trigger
 from cphicache.spaces.types import LogicalPage
-from cphicache.tree import Node, RadixKey
+from cphicache.tree import Node, RadixKey, Walk
 
 
 class Declined(NamedTuple):
@@ -64,9 +64,9 @@ class Inserts:
         """
         state = self._state
         walk = state.tree.walk(key)
-        blocker, load = blocks_split(walk, key), loading_on(walk)
-        if blocker is not None or load is not None or request.loads or request.poisoned:
-            return Declined(blocker, load if load is not None else min(request.loads, default=None))
+        declined = _why_declined(request, key, walk)
+        if declined is not None:
+            return declined
         now = state.now()
         path = list(walk.path)
         if walk.partial_pages and (key.pages > walk.matched_pages or path[-1].pages is None):
@@ -85,6 +85,12 @@ class Inserts:
             self._hit(request, path, key.pages)
         pages = [page for node in path for page in node.pages or ()][: key.pages]
         return Inserted(pages, path[-1] if path else state.tree.root, key.pages - walk.matched_pages)
+
+    def is_declined(self, request: Request, key: RadixKey) -> bool:
+        """Whether :meth:`insert` would be declined now."""
+        if request.loads or request.poisoned:
+            return True
+        return _why_declined(request, key, self._state.tree.walk(key)) is not None
 
     def _take_over(self, request: Request, path: list[Node[Backup]], row: Sequence[LogicalPage], matched: int) -> None:
         """What the tree has already: host-only nodes adopt the request's pages, the other duplicates are freed."""
@@ -174,3 +180,10 @@ class Inserts:
         if record.tried_tick >= self._state.tick or config.policy is WritePolicy.WRITE_BACK:
             return False
         return config.policy is WritePolicy.WRITE_THROUGH or record.hits >= config.selective_hits
+
+
+def _why_declined(request: Request, key: RadixKey, walk: Walk[Backup]) -> Declined | None:
+    blocker, load = blocks_split(walk, key), loading_on(walk)
+    if blocker is None and load is None and not request.loads and not request.poisoned:
+        return None
+    return Declined(blocker, load if load is not None else min(request.loads, default=None))

@@ -97,6 +97,11 @@ class Player:
         self.cache.admit(call["request"], at, call["pages"], priority=call.get("priority", 0))
         return NO_RESULT
 
+    def _touch(self, call: Call) -> Result:
+        node = call["node"]
+        self.cache.touch(self.node(node) if isinstance(node, int) else node)
+        return NO_RESULT
+
     def _alloc(self, call: Call) -> Result:
         pages = self.cache.alloc(call["count"], call["after"])
         return NO_RESULT if pages is None else Result(pages)
@@ -139,6 +144,7 @@ _PLAIN: Mapping[str, tuple[str, ...]] = {
     "batch": ("batch",),
     "stores": ("request", "batch", "start"),
     "start_loads": (),
+    "agree_now": (),
     "layer_stored": ("batch", "payload", "layer"),
     "end_payload": ("batch", "payload"),
     "end_forward": ("batch",),
@@ -156,6 +162,7 @@ _CALLS: Mapping[str, Callable[[Player, Call], Result]] = {
     "prepare": Player._prepare,
     "load_back": Player._load_back,
     "admit": Player._admit,
+    "touch": Player._touch,
     "alloc": Player._alloc,
     "insert_unfinished": Player._insert_unfinished,
     "completion": Player._completion,

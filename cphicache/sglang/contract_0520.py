@@ -22,6 +22,9 @@ class PrefixCache(CphicachePrefixCache):
     def _drop_admission_lock(self, req: Any) -> None:
         self.dec_lock_ref(req.last_node)
 
+    def _row_changed(self, req: Any, tokens: int) -> None:
+        req.prefix_indices = self._requests.row(req, tokens).to(torch.int64, copy=True)
+
     def match_prefix(self, params: Any) -> MatchResult:
         """What of the key is on the device and what a load-back could bring. Changes nothing."""
         found = self._match(params)
@@ -44,7 +47,7 @@ class PrefixCache(CphicachePrefixCache):
         """Insert what a running request has stored. The next round reads its prefix from the row, whosever the pages are."""
         tokens = self._extent_end(req)
         self._insert(req, tokens, chunked=chunked)
-        req.prefix_indices = self._requests.row(req, tokens).to(torch.int64, copy=True)
+        self._row_changed(req, tokens)
 
     def cache_finished_req(self, req: Any, is_insert: bool = True, *, kv_len_to_handle: int, **kwargs: Any) -> None:
         """The request has ended: insert its KV, or (aborted, retracted) free what is its own."""

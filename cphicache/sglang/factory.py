@@ -132,7 +132,7 @@ def _build(context: Any, settings: Settings, faults: CopyFaults | None) -> Cphic
             metrics.tick()
 
     cache: CphicachePrefixCache = contract.cache_class()(
-        params, engine, transfer, pools=server_pools, on_tick=note_tick, close=close
+        params, engine, transfer, pools=server_pools, alone=ranks.size == 1, on_tick=note_tick, close=close
     )
     counters = {payload: LayerCounter(cache, payload) for payload in server_pools}
     for payload, pool in server_pools.items():

@@ -55,7 +55,10 @@ def after_attention(  # noqa: PLR0917 - SGLang's signature
 def around_add_one_req(add: Callable[..., Any], adder: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
     """``PrefillAdder.add_one_req``: pass a request over for this round, and only this one (R17)."""
     cache = _ours(adder)
-    if cache is not None and cache.must_wait(req):
+    if cache is None:
+        return add(adder, req, *args, **kwargs)
+    cache.touch(req)
+    if cache.must_wait(req):
         from sglang.srt.managers.schedule_policy import AddReqResult
 
         return AddReqResult.CONTINUE

@@ -38,7 +38,8 @@ def _telling() -> Iterator[None]:
 
 
 class CphicachePrefixCache(BasePrefixCache):
-    """The tree cache of one scheduler process. ``pools``: SGLang's device pools by payload. ``on_tick``: hears of each tick.
+    """The tree cache of one scheduler process. ``pools``: SGLang's device pools by payload. ``alone``: no other
+    rank decides with this one. ``on_tick``: hears of each tick.
     ``close``: gives everything back.
 
     A draft model's KV of a token depends on the token that follows it: with a draft, keys are of bigrams, so that KV which is found by
@@ -58,6 +59,7 @@ class CphicachePrefixCache(BasePrefixCache):
         transfer: TransferPort,
         *,
         pools: Mapping[str, Any],
+        alone: bool,
         on_tick: Callable[[int], None],
         close: Callable[[], None],
     ) -> None:
@@ -71,6 +73,7 @@ class CphicachePrefixCache(BasePrefixCache):
         self._transfer = transfer
         self._pools = list(pools.values())
         self._drafts = len(pools) > 1
+        self._alone = alone
         self._on_tick = on_tick
         self._close = close
         self._closed = False
@@ -79,6 +82,8 @@ class CphicachePrefixCache(BasePrefixCache):
         self._prepared: tuple[Any, int] | None = None
         self._forward: int | None = None
         self._last_match: tuple[Any, RadixKey] | None = None
+        self._declined: dict[str, tuple[Any, int, RadixKey]] = {}
+        """Running requests whose prompt is computed and not inserted yet, by name: request, tokens, key."""
         self.preempted: list[Any] = []
         """Whom SGLang has preempted in this round; for the hooks."""
         self._computed = False  # whether a forward was started since the last tick
@@ -142,6 +147,9 @@ class CphicachePrefixCache(BasePrefixCache):
     def _drop_admission_lock(self, req: Any) -> None:
         """Give up the scheduler's lock on the request's match: the engine holds one for every request that runs."""
 
+    def _row_changed(self, req: Any, tokens: int) -> None:
+        """The row's first tokens may lie on other pages now."""
+
     # -- matching and admission ---------------------------------------------------------------------------------------------
     def _match(self, params: Any) -> Match:
         """What of the key is on the device and what a load-back could bring. Changes nothing but what is remembered of the match."""
@@ -161,6 +169,14 @@ class CphicachePrefixCache(BasePrefixCache):
             return None
         answer = self.engine.load_back(self._requests.name_of(req), found, len(req.full_untruncated_fill_ids) - device_tokens)
         return None if answer.node is None else answer
+
+    def touch(self, req: Any) -> None:
+        """SGLang tries to admit the request that it has just matched: what it has found counts as used, whether there is room or not."""
+        if self._last_match is not None and self._last_match[0] is req:
+            found = self.engine.match_prefix(self._last_match[1])
+            node = found.host_nodes[-1] if found.host_nodes else found.device_node
+            if not node.is_root:
+                self.engine.touch(node)
 
     def must_wait(self, req: Any) -> bool:
         """Whether the request is passed over this round: its insert would divide a node whose backup is pending (R17)."""
@@ -209,12 +225,15 @@ class CphicachePrefixCache(BasePrefixCache):
         """One tick. Requests that read a load-back which has failed are aborted. Raises ``GroupBroken`` when a rank is lost."""
         with _telling():
             report = self.engine.begin_tick(idle=not self._computed)
+            if self._alone and self.engine.state.outstanding:
+                self.engine.agree_now()
         self._computed = False
         self._on_tick(report.tick)
         for name in report.poisoned:
             req = self._requests.running.get(name)
             if req is not None and not req.finished() and req.to_finish is None:
                 req.to_finish = FINISH_ABORT(LOAD_FAILED)
+        self._insert_declined()
 
     def ready_to_load_host_cache(self) -> int:
         """Start the queued load-backs as one producer; -1 when there is none."""
@@ -295,16 +314,36 @@ class CphicachePrefixCache(BasePrefixCache):
 
         ``chunked``: more chunks of its prompt follow.
         """
-        name = self._requests.running_name(req)
         key = self._requests.key_of(req, req.full_untruncated_fill_ids[:tokens])
+        self._insert_key(req, tokens, key, chunked=chunked)
+
+    def _insert_key(self, req: Any, tokens: int, key: RadixKey, *, chunked: bool) -> None:
+        name = self._requests.running_name(req)
+        self._declined.pop(name, None)
         if self._breaks_rotation(req, key):
             return
+        self._hurry_for(name, key)
         pages = self.engine.insert_unfinished(name, key, self._requests.row_pages(req, tokens), chunked=chunked)
         if pages is None:
+            if not chunked:
+                self._declined[name] = req, tokens, key
             return
         self._requests.point_row(req, req.kv.cache_protected_len, pages)
         req.kv.cache_protected_len = len(pages) * self.page_size
         req.last_node = self.engine.state.requests[name].lock
+
+    def _hurry_for(self, name: str, key: RadixKey) -> None:
+        """What an insert would be declined for may have ended since the tick began: a rank that is alone has nobody to ask about it."""
+        if self._alone and self.engine.state.numbered and self.engine.is_declined(name, key):
+            self.engine.agree_now()
+
+    def _insert_declined(self) -> None:
+        """Insert the prompts that were declined, as soon as that can be: SGLang would not ask again before the request ends, and until
+        then nobody would find them."""
+        for name, (req, tokens, key) in list(self._declined.items()):
+            if not self.engine.is_declined(name, key):
+                self._insert_key(req, tokens, key, chunked=False)
+                self._row_changed(req, tokens)
 
     def _end(self, req: Any, tokens: int, *, insert: bool) -> None:
         """The request has ended with so many tokens stored: insert its KV, or (aborted, retracted, poisoned) free what is its own.
@@ -313,11 +352,13 @@ class CphicachePrefixCache(BasePrefixCache):
         answer, which SGLang sends after this call, is an abort.
         """
         name = self._requests.running_name(req)
+        self._declined.pop(name, None)
         insert = insert and self._reads_right(req)
         stored = (req.origin_input_ids + req.output_ids)[:tokens]
         pages = self._requests.row_pages(req, len(stored))
         key = self._requests.key_of(req, stored)
         if insert and not self._breaks_rotation(req, key):
+            self._hurry_for(name, key)
             done = self.engine.finish(name, key, pages)
             if not done and self.engine.config.cp_size > 1:
                 # Later, another chain may be there, which its pages would not continue.
@@ -340,7 +381,9 @@ class CphicachePrefixCache(BasePrefixCache):
         """The request has ended: roll its reservations back, free those of its ``pages`` that are its own."""
         if not req.finished():
             self._reads_right(req)  # it was taken back, and goes on later with the tokens that it has
-        self.engine.end_request(self._requests.running_name(req), pages, "abort" if req.finished() else "retract")
+        name = self._requests.running_name(req)
+        self._declined.pop(name, None)
+        self.engine.end_request(name, pages, "abort" if req.finished() else "retract")
         self._requests.forget(req)
 
     def release_aborted_request(self, handle: Any) -> None:
@@ -365,6 +408,7 @@ class CphicachePrefixCache(BasePrefixCache):
         if self._events is not None:
             self._events.cleared()
         self._requests.clear()
+        self._declined.clear()
         self._prepared = self._last_match = None
 
     def release_host_resources(self) -> None:

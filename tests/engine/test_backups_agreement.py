@@ -280,3 +280,31 @@ def test_a_rank_that_owns_nothing_never_holds_the_others_back() -> None:
     rig.tick(2)
     assert rig.state("a") is C
     rig.rest()
+
+
+def test_what_has_ended_everywhere_can_be_agreed_within_a_tick() -> None:
+    """R21: a blocking reduction passes at once what has ended on every rank; it waits for no copy, and the next tick goes on as usual."""
+    rig = Rig()
+    rig.hold()
+    rig.serve("r1", "ab")
+    rig.serve("r2", "cd")
+    tick = rig.cache.state.tick
+    rig.together(lambda side: side.cache.agree_now())
+    assert rig.states("ab", "cd") == [L, L]
+    rig.finish_copies(rig.node("ab").backup.key)
+    rig.together(lambda side: side.cache.agree_now())
+    assert rig.states("ab", "cd") == [C, L]
+    rig.finish_all()
+    rig.together(lambda side: side.cache.agree_now())
+    assert (rig.states("ab", "cd"), rig.cache.state.tick) == ([C, C], tick)
+    reductions = rig.cache.counters.drain_reductions
+    rig.together(lambda side: side.cache.agree_now())
+    assert rig.cache.counters.drain_reductions == reductions == 3, "nothing is in flight: nothing is asked"
+    rig.serve("r3", "ef")
+    rig.finish_all()
+    rig.tick()
+    assert rig.state("ef") == L
+    rig.together(lambda side: side.cache.agree_now())
+    assert (rig.state("ef"), rig.cache.counters.drain_reductions) == (C, 3), "the tick's own reduction is waited for"
+    rig.logs_agree()
+    rig.rest()

@@ -242,9 +242,67 @@ def test_a_written_back_node_keeps_its_pages_and_one_hold_until_commit() -> None
     rig.serve("r2", "cd")
     evict(rig, 4)
     assert (rig.state("cd"), rig.node("cd").lock_ref, len(rig.match("cd").device_pages)) == (L, 1, 2)
-    assert evict(rig, 4) == [(0, 0), (0, 0)]
     rig.finish_all()
     rig.tick(2)
     assert (rig.state("cd"), rig.node("cd").lock_ref) == (C, 0)
     assert evict(rig, 4) == [(4, 0), (4, 0)]
+    rig.rest()
+
+
+def back_up_ahead(short: WriteBackShort) -> Rig:
+    """``ab``, then the chain ``cd``, ``cdef``: their backups have been started ahead, by an eviction that took another node."""
+    rig = Rig(policy="write_back", write_back_short=short)
+    rig.serve("r0", "wx")
+    evict(rig, 4)
+    rig.serve("r1", "ab")
+    rig.serve("r2", "cd")
+    rig.serve("r3", "cdef")
+    rig.serve("r4", "wx")  # loaded back, or with no host copy (dropping) backed up
+    rig.settle()
+    rig.hold()
+    evict(rig, 4)
+    if short is WriteBackShort.DROP:  # that dropped one
+        rig.serve("r5", "ab")
+        evict(rig, 4)
+    return rig
+
+
+@pytest.mark.parametrize("short", list(WriteBackShort))
+def test_an_eviction_waits_for_pages_that_one_before_it_backs_up(short: WriteBackShort) -> None:
+    """R19: a scheduler counts what may be evicted, then asks for it in several evictions. What the first one backs up ahead is locked
+    when the next one needs it: that one waits, dropping or not, and gets the pages, of whole chains too."""
+    rig = back_up_ahead(short)
+    protected, evictable = rig.cache.protected_size(), rig.cache.evictable_size()
+    assert protected > 0
+    waits = rig.cache.counters.write_back_waits
+    told = evict(rig, protected + evictable)
+    assert [evicted for evicted, _ in told] == [protected + evictable] * 2
+    assert rig.cache.counters.write_back_waits > waits
+    assert (rig.cache.protected_size(), rig.cache.evictable_size()) == (0, 0)
+    rig.rest()
+
+
+@pytest.mark.parametrize("short", list(WriteBackShort))
+def test_an_eviction_does_not_wait_for_pages_that_a_request_keeps(short: WriteBackShort) -> None:
+    """R19: the end of a backup whose node a running request locks gives no page back: nobody waits for it."""
+    rig = back_up_ahead(short)
+    rig.begin("r6", "ab")
+    rig.begin("r7", "cdef")
+    evict(rig, rig.cache.evictable_size())
+    waits = rig.cache.counters.write_back_waits
+    assert rig.states("ab", "cdef") == [L, L]
+    assert evict(rig, 4) == [(0, 0), (0, 0)]
+    assert rig.cache.counters.write_back_waits == waits
+    rig.abort("r6")
+    rig.abort("r7")
+    rig.rest()
+
+
+@pytest.mark.parametrize("short", list(WriteBackShort))
+def test_pages_whose_backup_fails_while_an_eviction_waits_for_them_are_taken(short: WriteBackShort) -> None:
+    """R19, R22: a backup that was started ahead fails while its pages are waited for: they are needed all the same."""
+    rig = back_up_ahead(short)
+    wanted = rig.cache.protected_size() + rig.cache.evictable_size()
+    rig.fail_copies(rig.node("cd").backup.key, 1)
+    assert [evicted for evicted, _ in evict(rig, wanted)] == [wanted] * 2
     rig.rest()

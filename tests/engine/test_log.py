@@ -43,6 +43,8 @@ def serve_and_load_back(level: Level) -> Rig:
     rig.abort("c")
     rig.settle()
     rig.each(lambda side: side.cache.pin_host(rig.key("ab"), 2))
+    rig.each(lambda side: side.cache.touch(rig.node("ab")))
+    rig.together(lambda side: side.cache.agree_now())
     rig.each(lambda side: side.cache.begin_tick(idle=True))
     rig.each(lambda side: side.cache.restore(side.cache.snapshot()))
     rig.together(lambda side: side.cache.reset_backups())

@@ -73,3 +73,54 @@ def test_only_whole_committed_nodes_are_pinned() -> None:
     assert rig.cache.state.pins == []
     with pytest.raises(CacheMisuse, match="pin for 0 ticks: give at least 1"):
         rig.cache.pin_host(rig.key("abcd"), 0)
+
+
+# -- prefixes that are asked for -------------------------------------------------------------------------------------------------------
+def touch(rig: Rig, text: str) -> None:
+    rig.each(lambda side: side.cache.touch(rig.node(text) if side is rig.sides[0] else side.node(rig.key(text))))
+
+
+def test_a_prefix_that_is_asked_for_outlives_others_on_the_host() -> None:
+    """R24, R27: a match changes no order of eviction; the touch of a request that waits for room does, for its whole prefix."""
+    rig = full_host()
+    rig.match("abcd")
+    rig.serve("r0", "ij")
+    rig.settle()
+    assert not rig.has("abcd")
+    rig.each(lambda side: side.cache.flush())
+
+    rig = full_host()
+    touch(rig, "abcd")
+    rig.serve("r0", "ij")
+    rig.settle()
+    assert rig.has("abcd")
+    assert not rig.has("efgh")
+    rig.rest()
+
+
+def test_a_prefix_that_is_asked_for_outlives_others_on_the_device() -> None:
+    """R27: all nodes of the path count as used, so that none of them goes before what was used later than the path was inserted."""
+    rig = Rig()
+    for rid, text in (("r1", "ab"), ("r2", "abcd"), ("r3", "xy")):
+        rig.serve(rid, text)
+    rig.settle()
+    touch(rig, "abcd")
+    rig.evict(4)
+    assert rig.node("xy").pages is None
+    assert rig.node("abcd").pages is not None
+    rig.evict(4)
+    assert rig.node("abcd").pages is None
+    assert rig.node("ab").pages is not None
+    rig.rest()
+
+
+def test_a_node_that_is_gone_cannot_be_asked_for() -> None:
+    """R24: a handle from an old match is refused, and nothing changes."""
+    rig = Rig(ranks=[0], cp_size=1)
+    rig.serve("r1", "ab")
+    node = rig.node("ab")
+    rig.settle()
+    rig.each(lambda side: side.cache.flush())
+    with pytest.raises(CacheMisuse, match="match again"):
+        rig.cache.touch(node)
+    rig.rest()

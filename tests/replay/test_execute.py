@@ -86,13 +86,26 @@ def test_calls_that_the_scheduler_does_not_make(tmp_path: Path) -> None:
     live = LoggedScheduler(path)
     live.run(steps)
     live.cache.pin_host(live.cache.key((1, 1, 1, 1), "tenant"), 3)
+    live.cache.touch(live.cache.match_prefix(live.cache.key((1, 1, 1, 1), "tenant")).device_node)
+    live.cache.agree_now()
     live.cache.free(live.cache.alloc(1, None) or [])
     live.end()
     live.cache.quarantine("asked for")
     live.cache.shutdown()
     live.log.close()
     calls = {event["call"] for event in events_of(path) if event["event"] == "op"}
-    assert {"evict", "reset_backups", "flush", "pin_host", "free", "quarantine", "shutdown", "end_payload"} <= calls
+    assert {
+        "evict",
+        "reset_backups",
+        "flush",
+        "pin_host",
+        "touch",
+        "agree_now",
+        "free",
+        "quarantine",
+        "shutdown",
+        "end_payload",
+    } <= calls
     executed(path)
 
 

@@ -90,7 +90,13 @@ class Rank:
         )
         self.target = SimpleNamespace(start_layer=0)
         self.cache = installed_contract().cache_class()(
-            params, self.engine, self.transfer, pools={"target": self.target}, on_tick=lambda tick: None, close=self.streams.close
+            params,
+            self.engine,
+            self.transfer,
+            pools={"target": self.target},
+            alone=False,
+            on_tick=lambda tick: None,
+            close=self.streams.close,
         )
 
     def take_match(self, req, match):

@@ -98,6 +98,19 @@ def test_request_that_would_split_a_pending_node_waits_alone():
     assert result["watch"]["findings"] == []
 
 
+def test_prompt_whose_insert_was_declined_is_found_before_its_request_ends():
+    """R17: a running request's prompt that could not be inserted at first enters the tree as soon as that can be; who comes later has it
+    from there."""
+    result = served("llama", "declined")
+    assert result["served"]["declined"] > 0, "the insert was not declined: nothing is tested"
+    assert result["served"]["long"]["host"] == 320
+    assert (result["served"]["same"]["device"], result["served"]["same"]["host"]) == (384, 0)
+    reference = served("llama", "declined", "none")
+    assert tokens(result)["same"] == tokens(reference)["same"]
+    assert tokens(result)["long"] == tokens(reference)["long"]
+    assert result["watch"]["findings"] == []
+
+
 def test_nobody_is_preempted_for_a_request_that_has_to_wait():
     """R17: with priorities, a running request is not taken back for one that would be passed over; both end, with the right tokens."""
     priorities = {"enable_priority_scheduling": True, "max_running_requests": 1, "priority_scheduling_preemption_threshold": 1}

@@ -310,6 +310,36 @@ def serve_waiting(rig, config):
     return {"order": order, **{req.rid: told(req) for req in (first, *made)}}
 
 
+def serve_declined(rig, config):
+    """A prompt that goes on behind a load-back cannot be inserted when it has been computed, as a backup before it has not ended. Its
+    request goes on for long; another one that begins with the same prompt comes when nothing is in flight any more."""
+    _, prompt = prompts(37)
+    first, is_ours = prompt(320), config["backend"] == "cphicache"
+    rig.generate("first", first)
+    for index in range(3):
+        rig.generate(f"other{index}", prompt(400))
+    if is_ours:
+        from cphicache.transfer.port import CopyStatus
+
+        transfer = rig.cache._transfer
+        status, transfer.status = transfer.status, lambda key: CopyStatus(drained=False, failed=False)
+    before, made, declined = rig.submit("before", prompt(60), 2), [], []
+
+    def callback():
+        if before.finished() and not made:
+            made.append(rig.submit("long", first + prompt(64), 60))
+        if len(made) == 1 and len(made[0].output_ids) > 2 and is_ours:
+            declined.append(rig.cache.engine.counters.declined_inserts)
+            transfer.status = status
+        if len(made) == 1 and len(made[0].output_ids) > 20:
+            assert not (is_ours and rig.cache.ongoing_load_back)
+            made.append(rig.submit("same", list(made[0].origin_input_ids) + prompt(20), 2))
+        return len(made) == 2 and all(req.finished() for req in made) and rig.scheduler.is_fully_idle()
+
+    rig.loop(callback)
+    return {"declined": sum(declined[:1]), **{req.rid: told(req) for req in made}}
+
+
 def serve_flush(rig, config):
     """A flush while backups are in flight, then the same prompt again."""
     _, prompt = prompts(5)
@@ -348,7 +378,7 @@ def serve_retract(rig, config):
 
 
 SCENARIOS = {
-    "basic": serve_basic, "random": serve_random, "retract": serve_retract, "preempt": serve_preempt, "waiting": serve_waiting,
+    "basic": serve_basic, "random": serve_random, "retract": serve_retract, "preempt": serve_preempt, "waiting": serve_waiting, "declined": serve_declined,
     "flush": serve_flush, "namespaces": serve_namespaces, "abort_all": serve_abort_all, "preempt_full": serve_preempt_full,
     "events": serve_events, "drafts": serve_drafts,
 }  # fmt: skip
