@@ -62,7 +62,7 @@ check: $(STAMP)  ## format, lint, types, import rules, generated files
 diagrams: $(STAMP)  ## write fsm_diagrams/ and the generated parts of README and docs   (needs graphviz)
 	@$(BIN)/python -m cphicache.run.diagrams
 
-explore: $(STAMP)  ## try every order of events of all small worlds   (EXPLORE_S=3600: time for each; ARGS="split --max-faults 1")
+explore: $(STAMP)  ## try every order of events of all small worlds   (EXPLORE_S=3600: CPU seconds for each; ARGS="split --max-faults 1")
 	@$(BIN)/cphicache explore --max-seconds $(EXPLORE_S) $(ARGS)
 
 bench: $(STAMP)  ## measure ratios and put them into docs/performance.md   (minutes; ARGS="d2h --rounds 3")

@@ -51,7 +51,7 @@ class PageAllocator:
     Equal on all ranks: nothing here depends on ``layout.cp_rank``. ``usable_pages`` is a positive multiple of cp_size.
     """
 
-    __slots__ = ("_free", "_is_free", "_layout", "_pages", "_release")
+    __slots__ = ("_free", "_is_free", "_lane_pages", "_layout", "_pages", "_release")
 
     def __init__(self, layout: CpSharedKVLayout, usable_pages: int) -> None:
         if usable_pages < 1 or usable_pages % layout.cp_size:
@@ -65,6 +65,7 @@ class PageAllocator:
         for number in reversed(self._pages):
             page = LogicalPage(number)
             self._free[layout.owner_of_page(page)].append(page)
+        self._lane_pages = [range(lane[-1], lane[0] + 1, layout.cp_size) for lane in self._free]
 
     # -- counts ---------------------------------------------------------------------------------------------------------
 
@@ -218,19 +219,20 @@ class PageAllocator:
 
     def restore(self, snapshot: AllocatorSnapshot) -> None:
         """Go back to a state taken from an allocator of the same size and layout; ValueError when it cannot be one."""
-        is_free = bytearray(len(self._pages))
         lanes = len(self._free)
         if len(snapshot.free) != lanes or len(snapshot.release) != lanes:
             raise ValueError(f"snapshot has {len(snapshot.free)} lanes: restore it into an allocator of that cp_size, not {lanes}")
+        first, is_free = self._pages.start, bytearray(len(self._pages))
         for lane, pages in enumerate(zip(snapshot.free, snapshot.release, strict=True)):
+            belongs = self._lane_pages[lane]
             for page in (*pages[0], *pages[1]):
-                if page not in self._pages or self._layout.owner_of_page(page) != lane or is_free[page - self._pages.start]:
+                if page not in belongs or is_free[page - first]:
                     raise ValueError(
                         f"snapshot holds page {page} in lane {lane} (of another size or twice): restore what snapshot() returned"
                     )
-                is_free[page - self._pages.start] = 1
+                is_free[page - first] = 1
         self._is_free = is_free
-        self._free = [sorted(lane, reverse=True) for lane in snapshot.free]
+        self._free = [list(reversed(lane)) for lane in snapshot.free]
         self._release = [list(lane) for lane in snapshot.release]
 
     def canonical(self) -> AllocatorSnapshot:

@@ -16,7 +16,7 @@ from cphicache.agree.port import Reducer
 from cphicache.alloc import AllocatorPort
 from cphicache.engine.agreement import Agreement
 from cphicache.engine.backups import Backups
-from cphicache.engine.canonical import PageName, canonical_state
+from cphicache.engine.canonical import ANYTHING, Outlook, PageName, canonical_state
 from cphicache.engine.config import CacheConfig
 from cphicache.engine.counters import Counters
 from cphicache.engine.digest import StateDigest, digest_state
@@ -505,13 +505,20 @@ class CpHiRadixCache:
         self._backups.forget_queued()
         self._host_eviction.refile()
 
-    def canonical(self, *, local: bool = True, page_name: PageName | None = None) -> Hashable:
+    def canonical(
+        self,
+        *,
+        local: bool = True,
+        page_name: PageName | None = None,
+        outstanding: bool = True,
+        outlook: Outlook = ANYTHING,
+    ) -> Hashable:
         """Equal for two engines of one configuration that behave alike from here on, given equal local halves and reducers.
 
-        With ``local=False``, what all ranks share: equal after equal calls, however their copies fare. ``page_name``: see
-        :func:`~cphicache.engine.canonical.canonical_state`.
+        With ``local=False``, what all ranks share: equal after equal calls, however their copies fare. ``page_name``,
+        ``outstanding`` and ``outlook``: see :func:`~cphicache.engine.canonical.canonical_state`.
         """
-        return canonical_state(self.state, local=local, page_name=page_name)
+        return canonical_state(self.state, local=local, page_name=page_name, outstanding=outstanding, outlook=outlook)
 
     def digest(self) -> StateDigest:
         """Digests by part of what is equal on every rank between two calls."""

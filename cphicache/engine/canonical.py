@@ -5,7 +5,8 @@ Taken between two calls of the cache, as an image is: inside a call, work may be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from cphicache.engine.config import WritePolicy
@@ -19,7 +20,32 @@ PageName: TypeAlias = Callable[[LogicalPage], Hashable]
 """What stands in a form for a page."""
 
 
-def canonical_state(state: CacheState, *, local: bool = True, page_name: PageName | None = None) -> Hashable:
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What the caller knows of the calls that may still come. The less may come, the more states behave alike from here on.
+
+    ``reserving``: running requests for which :meth:`~cphicache.engine.cache.CpHiRadixCache.reserve` may be called again (None: any).
+    ``draft_may_lack``: a forward may end without one of its payloads while its requests run on. ``hits``: an insert may come before the
+    next tick, or an eviction that backs up what it takes.
+    """
+
+    reserving: Container[str] | None = None
+    draft_may_lack: bool = True
+    hits: bool = True
+
+
+ANYTHING = Outlook()
+"""Nothing is known."""
+
+
+def canonical_state(
+    state: CacheState,
+    *,
+    local: bool = True,
+    page_name: PageName | None = None,
+    outstanding: bool = True,
+    outlook: Outlook = ANYTHING,
+) -> Hashable:
     """Equal for two states that behave alike from here on, whatever came before.
 
     What is kept is what a later decision, or this rank's next sample, can depend on. Names that the caller gave (requests, batches)
@@ -29,8 +55,11 @@ def canonical_state(state: CacheState, *, local: bool = True, page_name: PageNam
     ``page_name`` names pages in the order in which it is asked (always the same for a form). Nothing depends on a page's number but its
     owner, so names that keep the owner and count pages from there make states equal that differ by a renumbering. Of the free
     pages only how many there are of each owner is kept then.
+
+    With ``outstanding=False`` it is left out whether a reduction is outstanding: for a caller who looks at what that reduction says,
+    which may be nothing. ``outlook``: what is known of the calls to come.
     """
-    return _Canonical(state, local=local, page_name=page_name).form()
+    return _Canonical(state, local=local, page_name=page_name, outstanding=outstanding, outlook=outlook).form()
 
 
 class _Canonical:
@@ -42,20 +71,24 @@ class _Canonical:
       in order says all; a number that has been agreed is never looked at again;
     * generations, orders, loads, producers: ranks among those alive. The next one is larger than all of them;
     * ticks: deadlines as ticks that are left (0 once they are over), ``tried_tick`` as "in this tick";
-    * epochs: whether slots were freed since, which is all that is asked of them.
+    * requests: in order as far as they may be poisoned, else by name;
+    * epochs: whether slots were freed since, which is all that is asked of them; when the last round of retries was, only if one is due.
 
-    Left out, because no decision reads them: counters and KV events (reports); ``clock`` (only the ranks of its values count, and the
+    Left out, because no decision reads them: counters and KV events (reports); ``clock`` (only the order of its values counts, and the
     next value is the largest); ``refused_tick``, ``stored_tick``, ``queued_tick``, ``request`` of a backup, ``tokens`` of a load
     and ``confirmed`` (log and counters; ``done_here`` says that copies have ended); ``wasted_pages`` (``wasted_need`` is what is
     given back); ``retrying`` (written right before it is read, in the same call); ``heirs`` (the other end of ``parent``, in
     reservation order); ``bound`` (true exactly when there is a node). The configuration is equal on both sides.
     """
 
-    def __init__(self, state: CacheState, *, local: bool, page_name: PageName | None) -> None:
+    def __init__(self, state: CacheState, *, local: bool, page_name: PageName | None, outstanding: bool, outlook: Outlook) -> None:
         self._state = state
+        self._outlook = outlook
+        self._outstanding = outstanding
         self._local = local
         self._page_name = page_name
-        self._positions = state.tree.positions()
+        self._ordered = state.tree.key_order()
+        self._positions = {node.id: position for position, node in enumerate(self._ordered)}
         self._in_order = sorted(state.pending.values(), key=lambda record: record.order)
         self._orders = {record.node_id: rank for rank, record in enumerate(self._in_order)}
         self._generations = _ranks(record.generation for record in self._in_order)
@@ -70,9 +103,9 @@ class _Canonical:
                     self._awaited.setdefault(rid, []).append(self._positions[node_id])
 
     def form(self) -> Hashable:
-        state = self._state
+        state, epoch = self._state, self._state.ledger.freed_epoch
         return (
-            state.tree.canonical(self._node_form, self._page_name),
+            state.tree.canonical(self._node_form, self._page_name, ordered=self._ordered),
             state.alloc.canonical() if self._page_name is None else state.alloc.lane_free(),
             state.ledger.canonical(),
             tuple(state.host_only_need),
@@ -81,12 +114,18 @@ class _Canonical:
                 ("load", self._loads[operation.load_id]) if isinstance(operation, Load) else self._name(operation)
                 for operation in state.numbered.values()
             ),
-            state.outstanding,
+            state.outstanding and self._outstanding,
             state.quarantined is not None,
             tuple(self._load_form(load) for load in state.loads.values()),
             tuple(sorted(self._loads[load_id] for load_id in state.undoing)),
-            # In the order of admission: so the poisoned are reported, and parked inserts are made.
-            tuple(self._request_form(request) for request in state.requests.values()),
+            # The poisoned are reported in the order of admission; who reads no load-back then, never will.
+            tuple(self._request_form(request) for request in state.requests.values() if request.loads or request.poisoned),
+            tuple(
+                self._request_form(request)
+                for _, request in sorted(state.requests.items())
+                if not (request.loads or request.poisoned)
+            ),
+            # In the order in which they were parked: so they are inserted.
             tuple(
                 (parked.rid, parked.key, self._pages(parked.row), self._ticks_left(parked.deadline_tick))
                 for parked in state.parked.values()
@@ -97,8 +136,9 @@ class _Canonical:
             tuple(self._batch_form(batch) for _, batch in sorted(state.batches.items())),
             tuple(self._waiter_form(waiter) for _, waiter in sorted(state.waiters.items())),
             # In the order of refusal, in which they are tried again.
-            tuple((self._name(record), record.refused_epoch < state.ledger.freed_epoch) for record in state.retries.values()),
-            state.retried_epoch == state.ledger.freed_epoch,
+            tuple((self._name(record), record.refused_epoch < epoch) for record in state.retries.values()),
+            # A round of retries in which none is due does nothing; due they become when slots are freed, which ends the round's say.
+            state.retried_epoch == epoch or all(record.refused_epoch >= epoch for record in state.retries.values()),
         )
 
     def _name(self, record: Backup) -> Hashable:
@@ -118,7 +158,7 @@ class _Canonical:
     def _node_form(self, node: Node[Backup]) -> Hashable:
         record = node.backup
         loading = None if node.loading is None else self._loads[node.loading]
-        tried = record.tried_tick >= self._state.tick
+        tried = self._outlook.hits and record.tried_tick >= self._state.tick
         always = (str(record.state), min(record.hits, self._hits_read), record.retries, tried, loading)
         if record.node_id in self._orders:
             return (*always, self._operation_form(record))
@@ -160,7 +200,9 @@ class _Canonical:
 
     def _request_form(self, request: Request) -> Hashable:
         # Of the reservations that have ended, only the last one counts: the next may not follow it.
-        ended = [op.end_page for op in request.ops[-1:] if self._name(op) is None]
+        reserving = self._outlook.reserving
+        may_reserve = reserving is None or request.rid in reserving
+        ended = [op.end_page for op in request.ops[-1:] if may_reserve and self._name(op) is None]
         return (
             request.rid,
             self._positions[request.lock.id],
@@ -178,7 +220,7 @@ class _Canonical:
         return (
             batch.batch_id,
             self._alive(batch.ops),
-            tuple(sorted(batch.stores.items())),
+            tuple(sorted(batch.stores.items() if self._outlook.draft_may_lack else batch.stores)),
             tuple(sorted(batch.stored_layers.items())),
         )
 

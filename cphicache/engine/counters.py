@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 
-@dataclass(slots=True)
+@dataclass
 class Counters:
     """Totals since construction; tokens where the name says so, operations or ticks elsewhere."""
 

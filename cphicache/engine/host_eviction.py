@@ -60,6 +60,8 @@ class HostEviction:
     def refile(self) -> None:
         """The tree has become another one: file all nodes that could be reclaimed, in place of those of the old one."""
         self._reclaimable.clear()
+        if not self._state.config.reclaim_device_valid:
+            return
         for node in self._state.tree.nodes():
             if self._keeps_host_copy(node):
                 self.file(node)

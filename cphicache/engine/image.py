@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import fields
+from dataclasses import MISSING, fields
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, TypeAlias
 
@@ -63,6 +64,39 @@ _VALUES = (
     "confirmed",
 )
 _values_of: Callable[[Backup], tuple[Any, ...]] = attrgetter(*_VALUES)
+
+
+def _set_values(record: Backup, values: tuple[Any, ...]) -> None:
+    """The other way round: one assignment, several times as fast as one a name."""
+    (
+        record.agreed,
+        record.bound,
+        record.done_here,
+        record.failed_here,
+        record.generation,
+        record.hits,
+        record.need,
+        record.number,
+        record.order,
+        record.owners,
+        record.refused_epoch,
+        record.refused_tick,
+        record.request,
+        record.retries,
+        record.retrying,
+        record.start_page,
+        record.stored_tick,
+        record.tried_tick,
+        record.void,
+        record.wasted_need,
+        record.wasted_pages,
+        record.submitted,
+        record.confirmed,
+    ) = values
+
+
+_COUNTED_BY_KEY = tuple(field.name for field in fields(Counters) if field.default_factory is not MISSING)
+_STATES = {str(state): state for state in State}
 
 
 # -- to data ----------------------------------------------------------------------------------------------------------------------
@@ -142,21 +176,22 @@ def dump_state(state: CacheState) -> Image:
     )
     image["pins"] = tuple((pin.node.id, pin.pages, pin.expires_tick) for pin in state.pins)
     image["host_only_need"] = tuple(state.host_only_need)
-    image["counters"] = {field.name: _dump_count(getattr(state.counters, field.name)) for field in fields(Counters)}
+    image["counters"] = counts = dict(vars(state.counters))
+    for name in _COUNTED_BY_KEY:
+        counts[name] = _dump_counts(counts[name]) if counts[name] else {}
     image["kv_events"] = tuple(tuple(event) for event in state.kv_events)
     image["records"] = table.rows(state)  # last: everything above may have named one
     return image
 
 
+@lru_cache(maxsize=64)
 def _config_values(config: CacheConfig) -> tuple[Any, ...]:
     values = (getattr(config, field.name) for field in fields(config))
     return tuple(str(value) if isinstance(value, str) else value for value in values)
 
 
-def _dump_count(count: int | Counter[Any]) -> int | dict[Any, int]:
-    if isinstance(count, int):
-        return count
-    return {str(key) if isinstance(key, str) else key: number for key, number in count.items()}
+def _dump_counts(counts: Counter[Any]) -> dict[Any, int]:
+    return {str(key) if isinstance(key, str) else key: number for key, number in counts.items()}
 
 
 def _dump_load(load: Load) -> tuple[Any, ...]:
@@ -223,8 +258,10 @@ def load_state(state: CacheState, image: Image) -> None:
     state.parked = {rid: Parked(rid, RadixKey(*key), list(row), deadline_tick) for rid, key, row, deadline_tick in image["parked"]}
     state.pins = [Pin(_node(state, node_id), pages, expires_tick) for node_id, pages, expires_tick in image["pins"]]
     state.host_only_need = list(image["host_only_need"])
-    for name, count in image["counters"].items():
-        setattr(state.counters, name, Counter(count) if isinstance(count, dict) else count)
+    counts = dict(image["counters"])
+    for name in _COUNTED_BY_KEY:
+        counts[name] = Counter(counts[name]) if counts[name] else Counter()
+    vars(state.counters).update(counts)
     state.kv_events.clear()
     state.kv_events.extend(KVEvent(*event) for event in image["kv_events"])
 
@@ -232,9 +269,8 @@ def load_state(state: CacheState, image: Image) -> None:
 def _new_record(state: CacheState, row: tuple[Any, ...]) -> Backup:
     node_id, lifecycle_state, values, pages, *_ = row
     record = Backup(node_id, len(state.config.payloads), bound=False, no_need=state.no_need)
-    record.state = State(lifecycle_state)
-    for name, value in zip(_VALUES, values, strict=True):
-        setattr(record, name, value)
+    record.state = _STATES[lifecycle_state]
+    _set_values(record, values)
     record.pages = list(pages)
     return record
 

@@ -24,11 +24,10 @@ class RuleBroken(AssertionError):
     """Our bug: a state that must not be."""
 
 
-def audit(cache: CpHiRadixCache, transfer: RecordedTransfer, driver: Driver, census: Census) -> None:
-    """Raise unless the outside checker's rules (R30), visibility (R8) and the accounts of the local half hold. At rest, and
-    after a shutdown: also that nothing is left over."""
+def audit(cache: CpHiRadixCache, driver: Driver, census: Census) -> None:
+    """Raise unless the outside checker's rules (R30) and visibility (R8) hold. At rest, and after a shutdown: also that nothing is
+    left over. All that is asked of here follows from the logical half, but for what :func:`audit_local` asks of each rank."""
     require(census)
-    _check_local_half(cache.state, transfer, census.rank)
     _check_visibility(cache, driver)
     if driver.is_down or is_at_rest(cache.state, driver):
         require_quiet(census)
@@ -43,12 +42,7 @@ def check_loaded(state: CacheState, transfer: RecordedTransfer) -> None:
             raise RuleBroken(f"node {node.id}: expected no page of a load-back that failed, found {sorted(kept)}")
 
 
-def is_at_rest(state: CacheState, driver: Driver) -> bool:
-    """Whether everybody has gone and nothing is in flight."""
-    return driver.is_quiet() and not (state.pending or state.loads or state.numbered or state.outstanding or state.waiters)
-
-
-def _check_local_half(state: CacheState, transfer: RecordedTransfer, rank: int) -> None:
+def audit_local(state: CacheState, transfer: RecordedTransfer, rank: int) -> None:
     """The local half holds what the logical half says: so it needs no place in a state's hash but for how its copies fare."""
     operations = {record.key: record.owners for record in state.pending.values() if not record.void}
     _same("operations of the local half", operations, {key: copies.owners for key, copies in transfer.backups.items()})
@@ -58,14 +52,23 @@ def _check_local_half(state: CacheState, transfer: RecordedTransfer, rank: int) 
     for load_id, load in state.loads.items():
         if load.producer is not None and not transfer.loads[load_id].started:  # a drain round starts it without a producer
             raise RuleBroken(f"load-back {load_id}: expected it to have been started as producer {load.producer}, found it queued")
+    not_taken = 0
     for record in state.pending.values():
         if record.void:
+            not_taken += record.need[rank] + record.wasted_need[rank]
             continue
         copies = transfer.backups[record.key]
         _same(f"layers of node {record.node_id} submitted", record.submitted, copies.submitted)
         _same(f"slots kept for node {record.node_id}", record.wasted_need[rank], copies.kept_slots)
         if record.agreed and copies.flying:
             raise RuleBroken(f"node {record.node_id}: expected no copy in flight once every rank has passed it, found some")
+    free = {name: state.ledger.free(rank, name) + not_taken for name in state.config.payload_names}
+    _same(f"free slots in the pools of rank {rank}", free, transfer.free_slots())
+
+
+def is_at_rest(state: CacheState, driver: Driver) -> bool:
+    """Whether everybody has gone and nothing is in flight."""
+    return driver.is_quiet() and not (state.pending or state.loads or state.numbered or state.outstanding or state.waiters)
 
 
 def _check_visibility(cache: CpHiRadixCache, driver: Driver) -> None:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, TypeAlias
 
-from cphicache.engine import CpHiRadixCache, Match
+from cphicache.engine import CpHiRadixCache, Match, WritePolicy
+from cphicache.engine.canonical import Outlook
 from cphicache.engine.records import Backup
 from cphicache.explore.script import SHUTDOWN, TICK, RequestScript, World
 from cphicache.spaces.types import LogicalPage
@@ -61,6 +62,7 @@ class Driver:
         self._requests = {rid: Progress() for rid in self._scripts}
         self._forwards: dict[int, Forward] = {}
         self._down = False
+        self._keys: dict[tuple[str, int], RadixKey] = {}
         self.deferred = False
         """Whether the last event was an admission that was put off."""
         self._calls: dict[str, Callable[[str], None]] = {
@@ -97,6 +99,17 @@ class Driver:
             for request in self._requests.values()
         ]
         return tuple(requests), tuple(sorted((batch, f.layers, f.members) for batch, f in self._forwards.items())), self._down
+
+    def outlook(self) -> Outlook:
+        """What may still come. A forward that is cut short by a shutdown lacks payloads too, but then its requests end with it."""
+        world = self._world
+        mid_prompt = frozenset(
+            rid
+            for rid, request in self._requests.items()
+            if request.phase is Phase.RUNNING and request.reserved < len(self._scripts[rid].chunks)
+        )
+        inserting = any(request.phase not in (Phase.ENDED, Phase.PARKED) for request in self._requests.values())
+        return Outlook(mid_prompt, world.draft_may_lack, inserting or world.config.policy is WritePolicy.WRITE_BACK)
 
     def rows(self) -> dict[str, tuple[LogicalPage, ...]]:
         """Rows of the running requests."""
@@ -304,5 +317,9 @@ class Driver:
         self._down = True
 
     def _key(self, script: RequestScript, pages: int) -> RadixKey:
-        size = self._world.config.page_size
-        return self._cache.key([label for label in script.pages[:pages] for _ in range(size)])
+        key = self._keys.get((script.rid, pages))
+        if key is None:
+            size = self._world.config.page_size
+            key = self._cache.key([label for label in script.pages[:pages] for _ in range(size)])
+            self._keys[script.rid, pages] = key
+        return key

@@ -55,3 +55,52 @@ def latest(states: Sequence[Sequence[Standings]], *, wait_may_fail: bool) -> lis
         kept = [other for other in kept if not may_become(state, states[other], wait_may_fail=wait_may_fail)]
         kept.append(index)
     return kept
+
+
+class Together(NamedTuple):
+    """How an operation stands on all ranks together: whether any still copies, all are done, any will tell of a failure, any has told.
+
+    That is all that matters of it. The minimum over the samples follows from whether all ranks are done and any has failed it. Whether one
+    rank copies or two, at the next look all may have ended or not; and whether one has failed or two, the operation fails.
+    """
+
+    flying: bool
+    done: bool
+    failed: bool
+    failed_here: bool
+
+
+def together(standings: Sequence[Standing]) -> Together:
+    """Of one operation, from how it stands on each rank."""
+    return Together(
+        any(standing.flying for standing in standings),
+        all(standing.done_here for standing in standings),
+        any(standing.failed for standing in standings),
+        any(standing.failed_here for standing in standings),
+    )
+
+
+def latest_together(states: Sequence[tuple[tuple[Together, ...], int]], *, wait_may_fail: bool) -> list[int]:
+    """Indices of those of ``states`` (how each operation stands, and how many faults that took) that none of the others may become, in
+    their order. Equal ones: the first of those with fewest faults."""
+    kept: list[int] = []
+    for index, state in enumerate(states):
+        if any(_covers(states[other], state, wait_may_fail) for other in kept):
+            continue
+        kept = [other for other in kept if not _covers(state, states[other], wait_may_fail)]
+        kept.append(index)
+    return kept
+
+
+def _covers(kept: tuple[tuple[Together, ...], int], dropped: tuple[tuple[Together, ...], int], wait_may_fail: bool) -> bool:
+    """Whether ``kept`` may come to stand as ``dropped`` by copies that end later, and took no more faults: so it may have as many more."""
+    if kept[1] > dropped[1]:
+        return False
+    return all(one == other or _ends_as(one, other, wait_may_fail) for one, other in zip(kept[0], dropped[0], strict=True))
+
+
+def _ends_as(kept: Together, dropped: Together, wait_may_fail: bool) -> bool:
+    if not kept.flying or not (dropped.flying or dropped.done):
+        return False
+    fails_later = (kept.failed, kept.failed_here) != (dropped.failed, dropped.failed_here)
+    return not fails_later or (wait_may_fail and not kept.failed and dropped.failed_here)

@@ -3,9 +3,10 @@
 A logical event reaches all ranks as one step. Their calls could be interleaved in any other way and nothing would be different: until
 the next reduction no rank sees what another does.
 
-States that differ only in *which* rank an operation's copies stand how are one state. What a rank tells of its copies is its sample,
-and the minimum over the samples follows, for each number, from whether all ranks are done with it and whether any has failed it;
-permuting the ranks of one operation changes neither, whoever owns what. (The ranks' own local halves are audited before that.)
+Nor does it matter *which* rank an operation's copies stand how, or on how many (``lateness.Together``). What a rank tells of its
+copies is its sample, and the minimum over the samples follows, for each number, from whether all ranks are done with it and whether any
+has failed it; permuting the ranks of one operation changes neither, whoever owns what. (The ranks' own local halves are audited before
+that.)
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from typing import NamedTuple, TypeAlias
 
 from cphicache.explore.audit import TakeCensus
 from cphicache.explore.environment import Answer, Sample
-from cphicache.explore.lateness import Standing, latest
-from cphicache.explore.rank import UNTOUCHED, Forms, Mark, Outcome, Rank
+from cphicache.explore.lateness import Standing, Together, latest_together, together
+from cphicache.explore.rank import FAULT, UNTOUCHED, Forms, Outcome, Rank
 from cphicache.explore.reducer import minimum
 from cphicache.explore.script import World
 
@@ -34,13 +35,19 @@ class WorldState(NamedTuple):
 
 
 class Move(NamedTuple):
-    """An event with the answers of the environment. ``state``: reached; None if something was broken on the way."""
+    """An event with the answers of the environment, ``faults`` of them. ``state``: reached; None if something was broken on the way."""
 
     event: str
     answers: Answers
     state: WorldState | None
     marks: int
+    faults: int
     broken: str | None
+
+
+_NO_REDUCTION: tuple[bool, Sample | None] = False, None
+_SAYS_NOTHING: tuple[bool, Sample | None] = True, Sample(0, None)
+"""A reduction in which nothing new is done or failed on all ranks: waiting for it changes nothing. Being outstanding, and what it says."""
 
 
 class Product:
@@ -50,6 +57,8 @@ class Product:
         self.world = world
         self.forms = Forms()
         self._exact = exact
+        self._standings: dict[tuple[int, ...], tuple[Together, ...]] = {}
+        self._same: dict[tuple[Together, ...], tuple[Together, ...]] = {}
         self.ranks = [Rank(world, rank, self.forms, take_census, exact=exact) for rank in range(world.config.cp_size)]
 
     @property
@@ -64,11 +73,13 @@ class Product:
 
     def key(self, state: WorldState) -> Hashable:
         """Equal for states that are one."""
-        if len(state.ranks) == 1:
-            return state
-        at = [rank.states[number] for rank, number in zip(self.ranks, state.ranks, strict=True)]
-        copies = tuple(_together(each) for each in zip(*(rank_state.copies for rank_state in at), strict=True))
-        return at[0].logical, copies, state.pending, state.faults_left
+        first = self.ranks[0].states[state.ranks[0]]
+        reduction = (first.outstanding, state.pending)
+        if self._exact:
+            return first.finest, self._by_rank(state.ranks), reduction, state.faults_left
+        if reduction == _SAYS_NOTHING:
+            reduction = _NO_REDUCTION
+        return first.logical, self._together(state.ranks), reduction, state.faults_left
 
     def is_at_rest(self, state: WorldState) -> bool:
         """Whether nothing is left to do."""
@@ -87,23 +98,24 @@ class Product:
         ]
         rounds: set[tuple[Answers, Sample]] = set()
         moves: dict[Hashable, list[Move]] = {}
-        for together in product(*outcomes):
-            faults = sum(outcome.faults for outcome in together)
+        for chosen in product(*outcomes):
+            faults = sum(outcome.faults for outcome in chosen)
             if state.faults_left is not None and faults > state.faults_left:
                 continue
-            broken = next((f"rank {rank}: {each.broken}" for rank, each in enumerate(together) if each.broken is not None), None)
-            if broken is None and all(outcome.state is None for outcome in together):
-                agreed = minimum([outcome.sample for outcome in together if outcome.sample is not None])
-                rounds.add((tuple((*outcome.answers, agreed) for outcome in together), agreed))
+            broken = next((f"rank {rank}: {each.broken}" for rank, each in enumerate(chosen) if each.broken is not None), None)
+            if broken is None and all(outcome.state is None for outcome in chosen):
+                agreed = minimum([outcome.sample for outcome in chosen if outcome.sample is not None])
+                rounds.add((tuple((*outcome.answers, agreed) for outcome in chosen), agreed))
                 continue
-            move = self._move(state, event, together, faults, broken)
+            move = self._move(state, event, chosen, faults, broken)
             if move.state is None:
                 yield move
             else:
-                logical = self.ranks[0].states[move.state.ranks[0]].logical
-                moves.setdefault((logical, move.state.pending, move.marks & ~Mark.FAULT), []).append(move)
-        for alike in moves.values():
-            yield from alike if self._exact else self._latest(alike)
+                reached = self.ranks[0].states[move.state.ranks[0]]
+                alike = (reached.logical, reached.outstanding, move.state.pending, move.marks & ~FAULT)
+                moves.setdefault(alike, []).append(move)
+        for group in moves.values():
+            yield from group if self._exact else self._latest(group)
         for answers, _ in sorted(rounds, key=repr):
             yield from self._moves(state, event, answers)
 
@@ -111,36 +123,43 @@ class Product:
         """Without those that differ from others only by copies that have ended unseen."""
         if len(moves) == 1:
             return moves
-        reached = [move.state.ranks for move in moves if move.state is not None]
-        standings = [[rank.states[at].copies for rank, at in zip(self.ranks, numbers, strict=True)] for numbers in reached]
-        return [moves[index] for index in latest(standings, wait_may_fail=self.world.wait_may_fail)]
+        reached = [(self._together(move.state.ranks), move.faults) for move in moves if move.state is not None]
+        return [moves[index] for index in latest_together(reached, wait_may_fail=self.world.wait_may_fail)]
 
-    def _move(self, state: WorldState, event: str, together: Sequence[Outcome], faults: int, broken: str | None) -> Move:
-        answers = tuple(outcome.answers for outcome in together)
-        reached = [outcome.state for outcome in together if outcome.state is not None]
+    def _by_rank(self, ranks: Sequence[int]) -> tuple[tuple[Standing, ...], ...]:
+        """How each operation stands, on whichever rank it stands so."""
+        copies = [rank.states[number].copies for rank, number in zip(self.ranks, ranks, strict=True)]
+        return tuple(tuple(sorted(each)) for each in zip(*copies, strict=True))
+
+    def _together(self, ranks: tuple[int, ...]) -> tuple[Together, ...]:
+        """How each operation stands on all ranks together."""
+        found = self._standings.get(ranks)
+        if found is None:
+            copies = [rank.states[number].copies for rank, number in zip(self.ranks, ranks, strict=True)]
+            found = tuple(together(each) for each in zip(*copies, strict=True))
+            found = self._standings[ranks] = self._same.setdefault(found, found)
+        return found
+
+    def _move(self, state: WorldState, event: str, chosen: Sequence[Outcome], faults: int, broken: str | None) -> Move:
+        answers = tuple(outcome.answers for outcome in chosen)
+        reached = [outcome.state for outcome in chosen if outcome.state is not None]
         if broken is None:
-            broken = self._disagreement(together, reached)
+            broken = self._disagreement(chosen, reached)
         if broken is not None:
-            return Move(event, answers, None, 0, broken)
-        samples = [outcome.sample for outcome in together if outcome.sample is not None]
+            return Move(event, answers, None, 0, faults, broken)
+        samples = [outcome.sample for outcome in chosen if outcome.sample is not None]
         pending = None if not samples else state.pending if samples[0] is UNTOUCHED else minimum(samples)
         left = None if state.faults_left is None else state.faults_left - faults
-        marks = together[0].marks | (Mark.FAULT if faults else 0)
-        return Move(event, answers, WorldState(tuple(reached), pending, left), marks, None)
+        marks = chosen[0].marks | (FAULT if faults else 0)
+        return Move(event, answers, WorldState(tuple(reached), pending, left), marks, faults, None)
 
-    def _disagreement(self, together: Sequence[Outcome], reached: Sequence[int]) -> str | None:
-        if len(reached) != len(together):
-            waiting = [rank for rank, outcome in enumerate(together) if outcome.state is None]
+    def _disagreement(self, chosen: Sequence[Outcome], reached: Sequence[int]) -> str | None:
+        if len(reached) != len(chosen):
+            waiting = [rank for rank, outcome in enumerate(chosen) if outcome.state is None]
             return f"ranks {waiting} wait for a reduction that the others do not join"
-        if len({(outcome.sample is None, outcome.sample is UNTOUCHED) for outcome in together}) > 1:
-            return f"some ranks have issued a reduction, others not: {[outcome.sample for outcome in together]}"
-        if len({rank.states[number].logical for rank, number in zip(self.ranks, reached, strict=True)}) > 1:
+        if len({(outcome.sample is None, outcome.sample is UNTOUCHED) for outcome in chosen}) > 1:
+            return f"some ranks have issued a reduction, others not: {[outcome.sample for outcome in chosen]}"
+        at = [rank.states[number] for rank, number in zip(self.ranks, reached, strict=True)]
+        if len({(rank_state.logical, rank_state.outstanding) for rank_state in at}) > 1:
             return "the logical halves of the ranks differ after equal events"
         return None
-
-
-def _together(standings: tuple[Standing, ...]) -> Hashable:
-    """How an operation stands on all ranks, whichever is which. When all are done, it only counts whether any has failed."""
-    if all(standing.done_here for standing in standings):
-        return any(standing.failed_here for standing in standings)
-    return tuple(sorted(standings))

@@ -6,17 +6,18 @@ reduction and of the answers of its environment. Each such step is made once, by
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from enum import IntFlag
 from operator import attrgetter
-from pickle import HIGHEST_PROTOCOL, dumps, loads
 from typing import Any, NamedTuple
 
 from cphicache.engine import Counters, CpHiRadixCache
-from cphicache.explore.audit import TakeCensus, audit, check_loaded, is_at_rest
+from cphicache.engine.canonical import ANYTHING, Outlook
+from cphicache.explore.audit import TakeCensus, audit, audit_local, check_loaded, is_at_rest
 from cphicache.explore.driver import Driver
 from cphicache.explore.environment import FAULTS, Answer, Blocked, Environment, Sample, Undecided
+from cphicache.explore.images import Images, PackedImage
 from cphicache.explore.lateness import Standing, Standings, latest
 from cphicache.explore.reducer import RecordedReducer
 from cphicache.explore.script import ONCE_OUTSIDE, TICK, World
@@ -36,6 +37,9 @@ class Mark(IntFlag):
     FAULT = 32
     OUTSIDE = 64
     """The event comes from outside and need never come."""
+
+
+FAULT = int(Mark.FAULT)
 
 
 class Outcome(NamedTuple):
@@ -59,11 +63,14 @@ UNTOUCHED = Sample(-1, None)
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """``logical``: number of the logical half's canonical form (equal on all ranks). ``events``: what may come next. ``at_rest``: nothing
-    is left to do."""
+    """``logical``: number of the logical half's canonical form (equal on all ranks), but for whether a reduction is ``outstanding``.
+    ``finest``: the same, or where the exploration is exact, that of the form which leaves out nothing for the calls that cannot come.
+    ``events``: what may come next. ``at_rest``: nothing is left to do."""
 
-    image: bytes
+    image: PackedImage
     logical: int
+    finest: int
+    outstanding: bool
     copies: Standings
     events: tuple[str, ...]
     at_rest: bool
@@ -74,10 +81,14 @@ class Forms:
 
     def __init__(self) -> None:
         self._numbers: dict[Hashable, int] = {}
+        self._finest: dict[Hashable, int] = {}
+        self.audited: set[Hashable] = set()
+        """Of which the outside checker has been asked."""
 
-    def number(self, form: Hashable) -> int:
-        """The form's number, a new one for a new form."""
-        return self._numbers.setdefault(form, len(self._numbers))
+    def number(self, form: Hashable, *, finest: bool = False) -> int:
+        """The form's number, a new one for a new form. Those that leave out nothing are numbered apart, and not counted."""
+        numbers = self._finest if finest else self._numbers
+        return numbers.setdefault(form, len(numbers))
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -104,10 +115,13 @@ class Rank:
         self.cache = CpHiRadixCache(world.config, self.transfer, self._reducer)
         self._reducer.first_open = lambda: self.cache.state.resolved
         self.driver = Driver(world, self.cache)
+        pages = map(LogicalPage, self.cache.state.alloc.usable_pages)
+        self._owners = {page: self.cache.state.layout.owner_of_page(page) for page in pages}
         self.states: list[RankState] = []
         self._known: dict[Hashable, int] = {}
         self._outcomes: dict[Hashable, tuple[Outcome, ...]] = {}
         self._loaded: tuple[int, tuple[Any, Any, Any]] = (-1, (None, None, None))
+        self._images = Images()
         self.steps = 0
         self.seen: set[str] = set()
         self.first = self._arrive()
@@ -140,7 +154,7 @@ class Rank:
                 open_answers.extend((*before, option) for option in options if may_fail or option not in FAULTS)
             # Of several ways to the same, the one with fewest faults stands for all, so that the budget forbids none of it.
             way = None if outcome.state is not None else outcome.answers
-            same = (outcome.state, outcome.sample, outcome.broken, outcome.marks & ~Mark.FAULT, way)
+            same = (outcome.state, outcome.sample, outcome.broken, outcome.marks & ~FAULT, way)
             other = outcomes.get(same)
             if other is None or outcome.faults < other.faults:
                 outcomes[same] = outcome
@@ -154,7 +168,7 @@ class Rank:
             if outcome.state is None:
                 kept.append(outcome)
             else:
-                same = (self.states[outcome.state].logical, outcome.sample, outcome.marks & ~Mark.FAULT)
+                same = (self.states[outcome.state].logical, outcome.sample, outcome.marks & ~FAULT)
                 alike.setdefault(same, []).append(outcome)
         for group in alike.values():
             standings = [(self.states[outcome.state].copies,) for outcome in group if outcome.state is not None]
@@ -184,13 +198,13 @@ class Rank:
         if arrived is None:
             return Outcome(answers, None, waits_with, 0, faults, broken)
         self.seen.update(_seen(self.cache.counters))
-        marks = self._marks(before, event) | (Mark.FAULT if faults else 0)
+        marks = self._marks(before, event) | (FAULT if faults else 0)
         return Outcome(answers, arrived, self._reducer.outstanding, marks, faults, None)
 
     def restore(self, state: int) -> None:
         """Become a state."""
         if self._loaded[0] != state:  # most steps come in a row from one state
-            self._loaded = state, loads(self.states[state].image)  # written by this very object, below
+            self._loaded = state, self._images.unpack(self.states[state].image)
         image, transfer, driver = self._loaded[1]
         self.cache.restore(image)
         self.transfer.restore(transfer)
@@ -201,22 +215,33 @@ class Rank:
         cache, state = self.cache, self.cache.state
         cache.take_events()
         check_loaded(state, self.transfer)
-        names = _PageNames(cache)
-        logical = self._forms.number((cache.canonical(local=False, page_name=names), self.driver.canonical(names)))
+        logical = self._form(self.driver.outlook())
+        finest = self._form(ANYTHING) if self._exact else logical
         copies = self._copies()
         counters = state.counters
         open_tokens = counters.tokens_submitted - counters.tokens_committed - counters.tokens_wasted
-        form = (logical, copies, open_tokens)  # the last one follows from the others if the accounts are right
+        form = (finest, state.outstanding, copies, open_tokens)  # the last one follows from the others if the accounts are right
         known = self._known.get(form)
         if known is not None:
             return known
-        census = self._take_census(cache, self.driver.rows(), self.transfer.free_slots(), self._rank)
-        audit(cache, self.transfer, self.driver, census)
+        # What the checker is told follows from the form but for totals of its own; so these are part of what it was asked about.
+        asked = (finest, state.outstanding, open_tokens, cache.evictable_size(), cache.protected_size())
+        if asked not in self._forms.audited:
+            census = self._take_census(cache, self.driver.rows(), self.transfer.free_slots(), self._rank)
+            audit(cache, self.driver, census)
+            self._forms.audited.add(asked)
+        audit_local(state, self.transfer, self._rank)
         number = self._known[form] = len(self.states)
-        # As bytes it takes a tenth of the memory, and the garbage collector has nothing to look through.
-        image = dumps((cache.snapshot(), self.transfer.snapshot(), self.driver.snapshot()), HIGHEST_PROTOCOL)
-        self.states.append(RankState(image, logical, copies, self.driver.events(), is_at_rest(state, self.driver)))
+        image = self._images.pack(cache.snapshot(), self.transfer.snapshot(), self.driver.snapshot())
+        events = self._images.same(self.driver.events())
+        at_rest = is_at_rest(state, self.driver)
+        self.states.append(RankState(image, logical, finest, state.outstanding, copies, events, at_rest))
         return number
+
+    def _form(self, outlook: Outlook) -> int:
+        names = _PageNames(self._owners)
+        engine = self.cache.canonical(local=False, page_name=names, outstanding=False, outlook=outlook)
+        return self._forms.number((engine, self.driver.canonical(names)), finest=outlook is ANYTHING)
 
     def _copies(self) -> Standings:
         state = self.cache.state
@@ -227,18 +252,23 @@ class Rank:
         )
 
     def _marks(self, before: tuple[int, ...], event: str) -> int:
-        counted = zip(_COUNTED, _counts(self.cache.counters), before, strict=True)
-        marks = sum(int(mark) for mark, new, old in counted if new != old)
+        marks = 0
+        for mark, new, old in zip(_COUNTED, _counts(self.cache.counters), before, strict=True):
+            if new != old:
+                marks |= mark
         name = event.partition(" ")[0]
         if self.driver.deferred:
-            marks |= Mark.DEFERRAL
+            marks |= _DEFERRAL
         elif name not in (TICK, "start"):
-            marks |= Mark.PROGRESS
-        return marks | (Mark.OUTSIDE if name in ONCE_OUTSIDE else 0)
+            marks |= _PROGRESS
+        return marks | (_OUTSIDE if name in ONCE_OUTSIDE else 0)
 
 
 _TOTALS = tuple(field.name for field in fields(Counters) if field.default_factory is MISSING)
-_BY_KEY = tuple(field.name for field in fields(Counters) if field.default_factory is not MISSING)
+# How long a backup took is no event, and has no bound.
+_BY_KEY = tuple(
+    field.name for field in fields(Counters) if field.default_factory is not MISSING and field.name != "ticks_to_visible"
+)
 _totals_of = attrgetter(*_TOTALS)
 _by_key_of = attrgetter(*_BY_KEY)
 
@@ -256,18 +286,20 @@ def _seen(counters: Counters) -> Iterator[str]:
 class _PageNames:
     """Names pages by owner, and by the order in which they are first asked for: states that differ by a renumbering are one."""
 
-    def __init__(self, cache: CpHiRadixCache) -> None:
-        self._owner = cache.state.layout.owner_of_page
+    def __init__(self, owners: Mapping[LogicalPage, int]) -> None:
+        self._owners = owners
         self._names: dict[LogicalPage, tuple[int, int]] = {}
 
     def __call__(self, page: LogicalPage) -> Hashable:
         name = self._names.get(page)
         if name is None:
-            name = self._names[page] = (self._owner(page), len(self._names))
+            name = self._names[page] = (self._owners[page], len(self._names))
         return name
 
 
-_COUNTED = (Mark.RETRY, Mark.RECLAIM, Mark.ROLLBACK, Mark.PROGRESS)
+# As plain integers: flags are combined several times in each of millions of steps.
+_COUNTED = (int(Mark.RETRY), int(Mark.RECLAIM), int(Mark.ROLLBACK), int(Mark.PROGRESS))
+_DEFERRAL, _PROGRESS, _OUTSIDE = int(Mark.DEFERRAL), int(Mark.PROGRESS), int(Mark.OUTSIDE)
 
 
 def _counts(counters: Counters) -> tuple[int, ...]:

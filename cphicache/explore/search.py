@@ -35,9 +35,10 @@ class Violation:
 
 @dataclass(slots=True)
 class Report:
-    """What an exploration has seen. ``complete``: every state was expanded. ``logical``: distinct logical halves. ``steps``: calls of
-    the engines, each of them made once and used for every edge that it is part of. ``seen``: the engine's counters that were not 0
-    somewhere, so that a world shows that it is not empty of what it is about."""
+    """What an exploration has seen. ``complete``: every state was expanded; if not, ``expanded`` of them were, and every history of up to
+    ``followed`` events was tried. ``logical``: distinct logical halves. ``steps``: calls of the engines, each of them made once and
+    used for every edge that it is part of. ``cpu_seconds``: processor time. ``seen``: the engine's counters that were not 0 somewhere,
+    so that a world shows that it is not empty of what it is about."""
 
     world: str
     states: int = 0
@@ -45,7 +46,9 @@ class Report:
     depth: int = 0
     logical: int = 0
     steps: int = 0
-    seconds: float = 0.0
+    expanded: int = 0
+    followed: int = 0
+    cpu_seconds: float = 0.0
     complete: bool = False
     ended_by: str = ""
     seen: tuple[str, ...] = ()
@@ -80,17 +83,17 @@ def explore(
     take_census: TakeCensus,
     *,
     max_states: int | None = None,
-    max_seconds: float | None = None,
+    max_cpu_seconds: float | None = None,
     on_progress: Callable[[Report], None] | None = None,
     exact: bool = False,
 ) -> Report:
     """Explore ``world`` until every state is expanded, a violation is found, or a bound is reached.
 
-    ``max_states``, ``max_seconds``: bounds; with them the report may be incomplete, and says so. KeyboardInterrupt ends the
-    exploration with what was seen so far. ``on_progress`` hears of it now and then. ``exact``: follow copies that end unseen, too,
-    which :mod:`~cphicache.explore.lateness` shows to be needless.
+    ``max_states``, ``max_cpu_seconds`` (processor time): bounds; with them the report may be incomplete, and says so.
+    KeyboardInterrupt ends the exploration with what was seen so far. ``on_progress`` hears of it now and then. ``exact``: tell apart
+    what :mod:`~cphicache.explore.lateness` and the engine's ``Outlook`` show to be alike, and follow all of it.
     """
-    return _Search(Product(world, take_census, exact=exact), max_states, max_seconds, on_progress).run()
+    return _Search(Product(world, take_census, exact=exact), max_states, max_cpu_seconds, on_progress).run()
 
 
 class _Search:
@@ -98,18 +101,18 @@ class _Search:
         self,
         product: Product,
         max_states: int | None,
-        max_seconds: float | None,
+        max_cpu_seconds: float | None,
         on_progress: Callable[[Report], None] | None,
     ) -> None:
         self._product = product
         self._max_states = max_states
-        self._max_seconds = max_seconds
+        self._max_cpu_seconds = max_cpu_seconds
         self._on_progress = on_progress
         self._seen = _Seen()
         self._numbers: dict[Hashable, int] = {}
         self._graph = Graph()
         self._report = Report(product.world.name)
-        self._started = time.monotonic()
+        self._started = time.process_time()
 
     def run(self) -> Report:
         report = self._report
@@ -128,8 +131,8 @@ class _Search:
             if self._max_states is not None and len(self._seen.states) > self._max_states:
                 report.ended_by = f"more than {self._max_states} states"
                 return
-            if self._max_seconds is not None and time.monotonic() - self._started > self._max_seconds:
-                report.ended_by = f"more than {self._max_seconds:g} s"
+            if self._max_cpu_seconds is not None and time.process_time() - self._started > self._max_cpu_seconds:
+                report.ended_by = f"more than {self._max_cpu_seconds:g} s of processor time"
                 return
             if not self._expand(number):
                 report.ended_by = "violation"
@@ -181,4 +184,7 @@ class _Search:
         report.logical = len(self._product.forms)
         report.steps = self._product.steps
         report.seen = tuple(sorted(self._product.ranks[0].seen))
-        report.seconds = time.monotonic() - self._started
+        report.expanded = self._graph.states
+        # In order of discovery: those with fewer events than the next one to expand have all been expanded.
+        report.followed = report.depth if report.expanded >= report.states else self._seen.depths[report.expanded]
+        report.cpu_seconds = time.process_time() - self._started

@@ -30,7 +30,7 @@ def worlds_named(names: Iterable[str]) -> list[World]:
 
 
 def explore_worlds(
-    worlds: Iterable[World], *, max_states: int | None, max_seconds: float | None, max_faults: int | None, console: Console
+    worlds: Iterable[World], *, max_states: int | None, max_cpu_seconds: float | None, max_faults: int | None, console: Console
 ) -> list[Report]:
     """Explore one world after the other, with progress on ``console``. An interrupt ends the list with what was seen."""
     reports: list[Report] = []
@@ -43,7 +43,7 @@ def explore_worlds(
                 bounded,
                 take_census,
                 max_states=max_states,
-                max_seconds=max_seconds,
+                max_cpu_seconds=max_cpu_seconds,
                 on_progress=lambda seen, task=task: progress.update(task, seen=_numbers(seen)),  # type: ignore[misc]
             )
             progress.remove_task(task)
@@ -83,13 +83,13 @@ def as_json(reports: Iterable[Report]) -> dict[str, Any]:
 def table(reports: Iterable[Report]) -> Table:
     """Reports for people."""
     shown = Table(box=None, pad_edge=False)
-    for column in ("world", "states", "edges", "depth", "logical", "engine calls", "seconds", "states/s", ""):
+    for column in ("world", "states", "edges", "depth", "logical", "engine calls", "CPU s", "states/s", ""):
         shown.add_column(column, justify="left" if column in ("world", "") else "right")
     for report in reports:
-        verdict = "[red]violation[/red]" if report.violation else "exhausted" if report.complete else f"bounded: {report.ended_by}"
+        verdict = "[red]violation[/red]" if report.violation else "exhausted" if report.complete else _how_far(report)
         numbers = (report.states, report.edges, report.depth, report.logical, report.steps)
         cells = [f"{number:,}" for number in numbers]
-        shown.add_row(report.world, *cells, f"{report.seconds:.1f}", f"{_rate(report):,}", verdict)
+        shown.add_row(report.world, *cells, f"{report.cpu_seconds:.1f}", f"{_rate(report):,}", verdict)
     return shown
 
 
@@ -97,5 +97,11 @@ def _numbers(report: Report) -> str:
     return f"{report.states:,} states, {report.edges:,} edges, depth {report.depth}, {_rate(report):,} states/s"
 
 
+def _how_far(report: Report) -> str:
+    return (
+        f"bounded: {report.ended_by}; {report.expanded:,} states expanded, every history of up to {report.followed} events followed"
+    )
+
+
 def _rate(report: Report) -> int:
-    return round(report.states / report.seconds) if report.seconds else 0
+    return round(report.states / report.cpu_seconds) if report.cpu_seconds else 0

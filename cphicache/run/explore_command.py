@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -15,7 +18,7 @@ from cphicache.run.failure import Failure, OneLineCommand
 @click.option("--all", "all_worlds", is_flag=True, help="All worlds (as without any name).")
 @click.option("--list", "list_worlds", is_flag=True, help="Only say which worlds there are.")
 @click.option("--max-states", type=click.IntRange(min=1), help="Bound of a world's states.")
-@click.option("--max-seconds", type=click.FloatRange(min=0), help="Time for each world.")
+@click.option("--max-seconds", "max_cpu_seconds", type=click.FloatRange(min=0), help="Processor time for each world.")
 @click.option("--max-faults", type=click.IntRange(min=0), help="Failing copies in one history; without it any number.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("out"), help="Folder for scenarios.")
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
@@ -26,13 +29,16 @@ def explore_command(
     all_worlds: bool,
     list_worlds: bool,
     max_states: int | None,
-    max_seconds: float | None,
+    max_cpu_seconds: float | None,
     max_faults: int | None,
     out: Path,
     as_json: bool,
     replay: Path | None,
 ) -> None:
-    """Explore every order of events of small worlds on the real engine. Exit status 1 when a rule is broken anywhere."""
+    """Explore every order of events of small worlds on the real engine. Exit status 1 when a rule is broken anywhere.
+
+    An interrupt (or SIGTERM) ends it with what was seen so far, and how far that goes; exit status 130.
+    """
     import orjson
     from rich.console import Console
 
@@ -52,9 +58,11 @@ def explore_command(
         chosen = exploring.worlds_named(() if all_worlds else worlds)
     except (ScenarioError, exploring.UnknownWorld) as error:
         raise Failure(str(error)) from error
-    reports = exploring.explore_worlds(
-        chosen, max_states=max_states, max_seconds=max_seconds, max_faults=max_faults, console=Console(stderr=True)
-    )
+    console = Console(stderr=True)
+    with _ended_like_an_interrupt(signal.SIGTERM):
+        reports = exploring.explore_worlds(
+            chosen, max_states=max_states, max_cpu_seconds=max_cpu_seconds, max_faults=max_faults, console=console
+        )
     if as_json:
         click.echo(orjson.dumps(exploring.as_json(reports), option=orjson.OPT_INDENT_2).decode())
     else:
@@ -70,3 +78,13 @@ def explore_command(
         click.echo(f"{text}cphicache: {report.world}: a rule is broken; written to {path}", err=True)
     interrupted = any(report.ended_by == "interrupted" for report in reports)
     sys.exit(1 if broken else 130 if interrupted else 0)
+
+
+@contextmanager
+def _ended_like_an_interrupt(number: signal.Signals) -> Iterator[None]:
+    """While inside, this signal raises KeyboardInterrupt. Main thread only."""
+    before = signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)

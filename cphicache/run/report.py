@@ -168,7 +168,7 @@ def _ranks_agree(results: Sequence[RankResult]) -> bool:
     local = {"stale"}
 
     def logical(result: RankResult) -> list[object]:
-        counters = [getattr(result.counters, name) for name in result.counters.__slots__ if name not in local]
+        counters = [getattr(result.counters, name) for name in vars(result.counters) if name not in local]
         return [*counters, result.served.finished, result.served.tokens_device, result.served.tokens_host, result.ticks]
 
     return all(logical(result) == logical(results[0]) for result in results)

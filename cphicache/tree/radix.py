@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple
 
 from cphicache.spaces.types import LogicalPage
 from cphicache.tree.eviction import Candidates, Rank, plan_host_victims, policy_named
-from cphicache.tree.image import canonical_form, dump_nodes, load_nodes
+from cphicache.tree.image import canonical_form, dump_nodes, key_order, load_nodes
 from cphicache.tree.keys import RadixKey, check_page_size
 from cphicache.tree.node import ROOT_ID, B, Node, TreeInternalError
 
@@ -316,17 +316,21 @@ class RadixTree(Generic[B]):
                 self._count(node, node.length_tokens)
             self._refile(node)
 
-    def positions(self) -> dict[int, int]:
-        """Node id -> position in the traversal of :meth:`canonical` (the root is 0)."""
-        return canonical_form(self.root, self.policy, None)[0]
+    def key_order(self) -> list[Node[B]]:
+        """The root and all nodes, parents first, in an order that depends on their keys only: that of :meth:`canonical`."""
+        return key_order(self.root)
 
     def canonical(
-        self, backup_canonical: Callable[[Node[B]], Hashable], page_name: Callable[[LogicalPage], Hashable] | None = None
+        self,
+        backup_canonical: Callable[[Node[B]], Hashable],
+        page_name: Callable[[LogicalPage], Hashable] | None = None,
+        *,
+        ordered: Sequence[Node[B]] | None = None,
     ) -> Hashable:
-        """Equal for two trees that behave alike from here on: ids become positions, clock values become ranks, and of the fields
-        for eviction only those that the policy reads count. Holds if no two calls shared a value of the clock. ``page_name``: what
-        stands in the form for a page (asked for parents first)."""
-        return canonical_form(self.root, self.policy, backup_canonical, page_name)[1]
+        """Equal for two trees that behave alike from here on: ids become positions, clock values become an order among the nodes that
+        may compete, and of the fields for eviction only those that the policy reads count. Holds if no two calls shared a value of the
+        clock. ``page_name``: what stands in the form for a page (asked for parents first). ``ordered``: :meth:`key_order`, if at hand."""
+        return canonical_form(key_order(self.root) if ordered is None else ordered, self.policy, backup_canonical, page_name)
 
     # -- inner parts ------------------------------------------------------------------------------------------------------
     def _check_key(self, key: RadixKey) -> None:

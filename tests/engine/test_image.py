@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cphicache.engine import CacheConfig, CpHiRadixCache, TickReport, WriteBackShort, WritePolicy
+from cphicache.engine.canonical import Outlook
 from cphicache.engine.image import Image
 from cphicache.engine.records import Backup, Batch, Load, LoadState, Parked, Pin, Request, Waiter
 from cphicache.engine.state import CacheState
@@ -566,11 +567,81 @@ def test_the_order_in_which_they_are_served_shows(name: str) -> None:
     """R20: the poisoned are reported in order of admission, parked inserts made in order of arrival, nodes tried in order of refusal."""
     state = rich_state()
     state.parked["q"] = Parked("q", RadixKey.of([6, 6], 2), [], 45)
-    state.requests["q"] = Request("q", state.tree.root, 0, 0)
+    state.requests["q"] = Request("q", state.tree.root, 0, 0, poisoned=True)
     state.retries[committed(state).node_id] = committed(state)
     before = cache_of(state).canonical()
     setattr(state, name, dict(reversed(getattr(state, name).items())))
     assert cache_of(state).canonical() != before
+
+
+def test_the_order_of_those_who_cannot_be_poisoned_does_not_show() -> None:
+    """R20: who reads no load-back when it is admitted never reads one; and nothing else goes through the requests in order."""
+    forms = []
+    for rids in ("ab", "ba"):
+        state = rich_state()
+        state.requests |= {rid: Request(rid, state.tree.root, 0, 0) for rid in rids}
+        forms.append(cache_of(state).canonical())
+    assert forms[0] == forms[1]
+    state.requests["a"].poisoned = True
+    assert cache_of(state).canonical() != forms[0]
+
+
+@pytest.mark.parametrize(("refused_epoch", "shows"), [(0, True), (1, False)])
+def test_when_nodes_were_tried_last_shows_only_if_one_is_due(refused_epoch: int, *, shows: bool) -> None:
+    """R15: a round of retries in which nothing is due does nothing; and before anything is due again, slots are freed."""
+    forms = []
+    for retried_epoch in (0, 1):
+        state = rich_state()
+        plain(state).refused_epoch, state.retried_epoch = refused_epoch, retried_epoch
+        assert state.ledger.freed_epoch == 1
+        forms.append(cache_of(state).canonical())
+    assert (forms[0] != forms[1]) is shows
+
+
+def no_longer_pending(state: CacheState, start_page: int) -> None:
+    """The request's last reservation has ended, behind page ``start_page``."""
+    record = state.pending.pop(heir(state).node_id)
+    record.state, record.start_page, record.pages = State.DEVICE_VALID_HOST_NONE, start_page, []
+
+
+OUTLOOKS: dict[str, tuple[Outlook, Outlook, Callable[[CacheState, int], object]]] = {
+    "where the last reservation ended": (Outlook(reserving=()), Outlook(reserving={"r"}), no_longer_pending),
+    "from where on a batch stores": (
+        Outlook(draft_may_lack=False),
+        Outlook(draft_may_lack=True),
+        lambda state, page: state.batches[3].stores.update(r=page),
+    ),
+    "what was tried in this tick": (
+        Outlook(hits=False),
+        Outlook(hits=True),
+        lambda state, tick: setattr(plain(state), "tried_tick", 37 + tick),
+    ),
+}
+"""What is read in calls of one kind only: an outlook without them, one with them, and a change that takes a number."""
+
+
+@pytest.mark.parametrize("name", OUTLOOKS)
+def test_what_no_call_to_come_reads_does_not_show(name: str) -> None:
+    """R20: a caller who says which calls will not come is told fewer states apart; all others see the difference."""
+    without, with_them, change = OUTLOOKS[name]
+
+    def form(number: int, **given: Any) -> object:
+        state = rich_state()
+        change(state, number)
+        return cache_of(state).canonical(**given)
+
+    assert form(2, outlook=without) == form(3, outlook=without)
+    assert form(2, outlook=with_them) != form(3, outlook=with_them)
+    assert form(2) != form(3)
+
+
+def test_an_outstanding_reduction_can_be_left_out() -> None:
+    """R18: whoever knows what it says compares that."""
+    state = rich_state()
+    forms = [cache_of(state).canonical(outstanding=False)]
+    state.outstanding = True
+    forms.append(cache_of(state).canonical(outstanding=False))
+    assert forms[0] == forms[1]
 
 
 # -- what ranks share, and what renumbering keeps ---------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -84,12 +86,27 @@ def test_the_command_prints_numbers() -> None:
     assert status == 0
     assert "split" in out
     assert "bounded" in out
+    assert "every history of up to" in " ".join(out.split())
     status, out, _ = command("split", "--max-states", "40", "--max-faults", "0", "--json")
     report = json.loads(out)["worlds"][0]
     assert status == 0
     assert report["world"] == "split"
     assert report["states"] > 40
+    assert report["states"] > report["expanded"] > 0
+    assert report["depth"] >= report["followed"] > 0
     assert report["violation"] is None
+
+
+def test_a_terminated_exploration_says_how_far_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R30: SIGTERM, as an interrupt, ends the list of worlds with the numbers so far, and exit status 130."""
+    monkeypatch.setattr("cphicache.run.explore._numbers", lambda report: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM)
+    status, out, _ = command("chain-2", "split", "--json")
+    assert signal.getsignal(signal.SIGTERM) is before
+    (report,) = json.loads(out)["worlds"]
+    assert status == 130
+    assert (report["world"], report["ended_by"], report["complete"]) == ("chain-2", "interrupted", False)
+    assert report["states"] > report["expanded"] == 500
 
 
 def test_worlds_are_listed_and_named() -> None:

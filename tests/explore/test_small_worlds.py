@@ -61,7 +61,9 @@ def test_bounds_end_an_exploration() -> None:
     assert not report.complete
     assert report.ended_by == "more than 50 states"
     assert 50 < report.states < 200
-    assert run(WORLDS["split"], max_seconds=0).ended_by == "more than 0 s"
+    assert 0 < report.expanded < report.states
+    assert 0 < report.followed <= report.depth
+    assert run(WORLDS["split"], max_cpu_seconds=0).ended_by == "more than 0 s of processor time"
 
 
 def test_fewer_faults_reach_fewer_states() -> None:
@@ -86,4 +88,18 @@ def test_an_interrupt_keeps_what_was_seen() -> None:
     report = run(WORLDS["chain-2"], on_progress=interrupt)
     assert report.ended_by == "interrupted"
     assert not report.complete
-    assert report.states >= 500
+    assert report.states > report.expanded == 500
+    assert 0 < report.followed <= report.depth
+
+
+def test_how_far_a_bounded_exploration_came() -> None:
+    """R30: breadth first, so the number of events up to which every history was followed grows with the bound, to the depth of all."""
+    whole = run(tiny())
+    assert whole.complete
+    assert (whole.expanded, whole.followed) == (whole.states, whole.depth)
+    bounded = [run(tiny(), max_states=bound) for bound in range(1, whole.states)]
+    assert not any(report.complete for report in bounded)
+    followed = [report.followed for report in bounded]
+    assert followed == sorted(followed)
+    assert followed[0] == 1
+    assert followed[-1] in (whole.depth - 1, whole.depth)
