@@ -561,6 +561,19 @@ def test_values_that_are_read_alike_compare_equal(owner: Callable[[CacheState], 
     assert forms[0] == forms[1]
 
 
+@pytest.mark.parametrize("policy", list(WritePolicy))
+def test_hits_decide_under_the_policy_that_reads_them(policy: WritePolicy) -> None:
+    """R19, R20: how often a node was hit tells states apart when the next hit may back it up, and under no other policy."""
+    live = SmallScheduler(small_config(policy=policy, eviction_policy="lru"))
+    live.run([("admit", 9), ("forward", 2), ("results", 1)])
+    forms = []
+    for hits in (0, 1):
+        for node in live.cache.state.tree.nodes():
+            node.backup.hits = hits
+        forms.append(live.cache.canonical())
+    assert (forms[0] == forms[1]) == (policy is not WritePolicy.WRITE_THROUGH_SELECTIVE)
+
+
 @pytest.mark.parametrize("name", ["requests", "parked", "retries"])
 def test_the_order_in_which_they_are_served_shows(name: str) -> None:
     """R20: the poisoned are reported in order of admission, parked inserts made in order of arrival, nodes tried in order of refusal."""
