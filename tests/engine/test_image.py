@@ -530,6 +530,21 @@ def test_what_decides_shows_in_the_canonical_form(name: str) -> None:
     assert cache_of(state).canonical() != before
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("generation", 9), ("number", None), ("agreed", True), ("submitted", (1, 0)), ("done_here", True), ("failed_here", True),
+        ("void", True), ("pages", [1]), ("owners", (1, 0)), ("need", (4, 0)), ("wasted_need", (2, 0)), ("order", 9),
+    ],
+)  # fmt: skip
+def test_what_decides_shows_of_a_backup_in_the_tree_too(name: str, value: object) -> None:
+    """R20: a pending backup tells as much when it has a node as when it has none yet."""
+    state = rich_state()
+    before = cache_of(state).canonical()
+    setattr(pending(state), name, value)
+    assert cache_of(state).canonical() != before
+
+
 @pytest.mark.parametrize("name", DECIDES_NOTHING)
 def test_what_decides_nothing_does_not_show_in_the_canonical_form(name: str) -> None:
     """R20: what no decision reads does not tell states apart."""
