@@ -6,6 +6,7 @@ from itertools import permutations
 
 import pytest
 
+from cphicache.events import Level
 from cphicache.transfer.port import OpKey
 from tests.engine.rig import B, C, L, N, Rig
 
@@ -240,3 +241,21 @@ def test_kv_without_draft_never_enters_the_tree() -> None:
     assert rig.finish("r0")
     assert rig.match("abcd").device_pages == []
     rig.rest()
+
+
+def test_reports_are_counted_alike_without_a_log() -> None:
+    """R11, R36: without a log the same layers are submitted for the same backups, and what is reported twice is counted as with one."""
+    rigs = [Rig(level=level) for level in (Level.OPS, Level.OFF)]
+    for rig in rigs:
+        for rid, text in {"r1": "ab", "r2": "cd"}.items():
+            assert rig.begin(rid, text)
+            rig.chunk(rid)
+        rig.layer(0, 0, 1, 0, 0)
+        rig.abort("r1")
+        rig.layer(0, 2)
+    logged, plain = rigs
+    assert submissions(plain) == submissions(logged)
+    assert plain.cache.counters.stale == logged.cache.counters.stale == {"layer_twice": 4}
+    for rig in rigs:
+        rig.end_forward()
+        rig.rest()

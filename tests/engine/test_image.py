@@ -531,6 +531,21 @@ def test_what_decides_shows_in_the_canonical_form(name: str) -> None:
     assert cache_of(state).canonical() != before
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("generation", 9), ("number", None), ("agreed", True), ("submitted", (1, 0)), ("done_here", True), ("failed_here", True),
+        ("void", True), ("pages", [1]), ("owners", (1, 0)), ("need", (4, 0)), ("wasted_need", (2, 0)), ("order", 9),
+    ],
+)  # fmt: skip
+def test_what_decides_shows_of_a_backup_in_the_tree_too(name: str, value: object) -> None:
+    """R20: a pending backup tells as much when it has a node as when it has none yet."""
+    state = rich_state()
+    before = cache_of(state).canonical()
+    setattr(pending(state), name, value)
+    assert cache_of(state).canonical() != before
+
+
 @pytest.mark.parametrize("name", DECIDES_NOTHING)
 def test_what_decides_nothing_does_not_show_in_the_canonical_form(name: str) -> None:
     """R20: what no decision reads does not tell states apart."""
@@ -560,6 +575,19 @@ def test_values_that_are_read_alike_compare_equal(owner: Callable[[CacheState], 
         setattr(owner(state), name, value)
         forms.append(cache_of(state).canonical())
     assert forms[0] == forms[1]
+
+
+@pytest.mark.parametrize("policy", list(WritePolicy))
+def test_hits_decide_under_the_policy_that_reads_them(policy: WritePolicy) -> None:
+    """R19, R20: how often a node was hit tells states apart when the next hit may back it up, and under no other policy."""
+    live = SmallScheduler(small_config(policy=policy, eviction_policy="lru"))
+    live.run([("admit", 9), ("forward", 2), ("results", 1)])
+    forms = []
+    for hits in (0, 1):
+        for node in live.cache.state.tree.nodes():
+            node.backup.hits = hits
+        forms.append(live.cache.canonical())
+    assert (forms[0] == forms[1]) == (policy is not WritePolicy.WRITE_THROUGH_SELECTIVE)
 
 
 @pytest.mark.parametrize("name", ["requests", "parked", "retries"])

@@ -419,3 +419,24 @@ def test_a_load_back_that_went_well_is_confirmed_once() -> None:
     assert confirm(rig)
     assert rig.cache.counters.drain_reductions == before + 1
     rig.rest()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_is_under_way_is_applied_before_a_load_back_is_confirmed(fails: bool) -> None:
+    """R21, R25: the reduction of the last tick comes first, as one is under way at a time; then the one that the question costs."""
+    rig = Rig()
+    to_host(rig, "abcd")
+    begin_load(rig)
+    rig.forward()
+    rig.tick()
+    if fails:
+        fail_load(rig, 1, 0)
+    assert rig.cache.state.outstanding
+    before = [(len(side.tap.issued), len(side.tap.applied)) for side in rig.sides]
+    assert confirm(rig) is not fails
+    after = [(len(side.tap.issued), len(side.tap.applied)) for side in rig.sides]
+    assert [(issued + 1, applied + 2) for issued, applied in before] == after
+    rig.abort("reads")
+    rig.finish_all()
+    rig.settle()
+    rig.rest()

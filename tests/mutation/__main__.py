@@ -2,20 +2,22 @@
 
     python -m tests.mutation [--only TEXT] [--again] [PART ...]
 
-Results are kept in out/mutation/ by the text of the file, so that a run can be interrupted and goes on where it was; survivors are
-judged anew each time.
+Results are kept in out/mutation/ by the text of the file, so that a run can be interrupted and goes on where it was; a survivor meets only
+tests that it has not survived yet, up to --seconds of them in each run.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import os
 import pickle
 import random
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 
@@ -23,12 +25,15 @@ import pytest
 
 from tests.mutation.equivalent import EQUIVALENT
 from tests.mutation.operators import Module, Mutant
+from tests.mutation.probes import put_probes
 from tests.mutation.running import SURVIVED, Coverage, Runner, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "out" / "mutation"
 PARTS = ("ledger", "lifecycle", "tree", "engine")
 """Folders of ``cphicache``; the folder of that name in ``tests`` must tell the mutants from the original."""
+MORE_TESTS = {"engine": ("tests/ranks/test_quarantine.py",)}
+"""Tests of a part that stand elsewhere."""
 NOT_TRIED = "tests/lifecycle/test_deletions.py"
 """Leaves the rows of the transition table out one by one: mutation testing of its own, and slow."""
 NEEDED = 0.95
@@ -47,79 +52,102 @@ class Kept:
     def __init__(self, again: bool) -> None:
         self._path = KEPT / "verdicts.jsonl"
         self._known: dict[tuple[str, str], Verdict] = {}
+        self._survived: dict[tuple[str, str], set[str]] = {}
         if self._path.exists() and not again:
             for line in self._path.read_text().splitlines():
-                name, text, outcome, test = json.loads(line)
+                name, text, outcome, test, survived = json.loads(line)
                 self._known[name, text] = Verdict(outcome, test)
+                self._survived.setdefault((name, text), set()).update(survived)
 
     def get(self, module: Module, mutant: Mutant) -> Verdict | None:
         """What was found, if it was."""
         return self._known.get((mutant.name, _hash(module.source)))
 
-    def put(self, module: Module, mutant: Mutant, verdict: Verdict) -> None:
+    def survived(self, module: Module, mutant: Mutant) -> set[str]:
+        """The tests that did not notice it, as they were then: :func:`states_of`."""
+        return self._survived.get((mutant.name, _hash(module.source)), set())
+
+    def put(self, module: Module, mutant: Mutant, verdict: Verdict, survived: list[str]) -> None:
         """Keep it at once: a run may be interrupted."""
         KEPT.mkdir(parents=True, exist_ok=True)
         with self._path.open("a") as file:
-            file.write(json.dumps([mutant.name, _hash(module.source), verdict.outcome, verdict.test]) + "\n")
+            file.write(json.dumps([mutant.name, _hash(module.source), verdict.outcome, verdict.test, survived]) + "\n")
 
 
 def _hash(text: str) -> str:
     return sha256(text.encode()).hexdigest()[:16]
 
 
-def coverage_of(runner: Runner, part: str, paths: list[str]) -> Coverage:
-    """Which tests run which lines: kept until a source or test file changes."""
-    files = sorted([*(ROOT / "cphicache" / part).rglob("*.py"), *(ROOT / "tests" / part).rglob("*.py")])
-    state = _hash("".join(path.read_text() for path in files) + " ".join(paths) + " ".join(runner.tests))
-    path = KEPT / f"coverage-{part}-{state}"
-    if path.exists():
-        found: Coverage = pickle.loads(path.read_bytes())
-        return found
-    print(f"running {len(runner.tests)} tests once to see which lines they run", flush=True)
-    found = runner.cover(paths)
-    KEPT.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(pickle.dumps(found))
+def states_of(runner: Runner, part: str) -> dict[str, str]:
+    """By test, what tells whether it is still the same: its name, its file, and what the tests of the part share."""
+    shared = sorted([*(ROOT / "tests").glob("*.py"), *(ROOT / "tests" / part).rglob("*.py")])
+    common = "".join(path.read_text() for path in shared if not path.name.startswith("test_"))
+    files = {file: (ROOT / file).read_text() for file in {test.partition("::")[0] for test in runner.tests}}
+    return {test: _hash(common + files[test.partition("::")[0]] + test)[:8] for test in runner.tests}
+
+
+def coverage_of(runner: Runner, part: str, modules: list[Module]) -> Coverage:
+    """Which tests run which lines: kept for each test file until it, or a source file, changes."""
+    states, sources = states_of(runner, part), "".join(module.source for module in modules)
+    by_file: dict[str, list[str]] = {}
+    for test in runner.tests:
+        by_file.setdefault(test.partition("::")[0], []).append(test)
+    found = Coverage()
+    for file, tests in by_file.items():
+        path = KEPT / f"coverage-{Path(file).stem}-{_hash(sources + ''.join(states[test] for test in tests))}"
+        if not path.exists():
+            print(f"running the {len(tests)} tests of {file} once to see which lines they run", flush=True)
+            KEPT.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(pickle.dumps(runner.cover(modules, tests)))
+        found.add(pickle.loads(path.read_bytes()))
+    for module in modules:
+        found.know(module.path, put_probes(ast.parse(module.source)))
     return found
 
 
-def order(tests: list[str], coverage: Coverage, killers: Counter[str], longest_s: float) -> list[str]:
-    """Tests that have killed in this scope first, then the quickest parameters of each test, then the rest; as many as fit the time."""
+def order(tests: list[str], coverage: Coverage, killers: Sequence[Counter[str]], longest_s: float) -> list[str]:
+    """Tests that have killed in this function, then in this file (``killers``); then the quickest parameters of each other test, then
+    the rest; as many as fit the time, and at least one."""
     turns = Counter[str]()
-    keys: dict[str, tuple[bool, int, float]] = {}
-    for test in tests:  # quick ones first
+    keys: dict[str, tuple[float, ...]] = {}
+    for test in sorted(tests, key=lambda test: (coverage.seconds[test], test)):
+        near = next((at for at, killed in enumerate(killers) if killed[test]), len(killers))
         function = test.partition("[")[0]
-        turns[function] += 1
-        keys[test] = (not killers[test], turns[function] if not killers[test] else -killers[test], coverage.seconds[test])
-    total_s, chosen = 0.0, []
+        turns[function] += near == len(killers)
+        keys[test] = (near, turns[function] if near == len(killers) else -killers[near][test], coverage.seconds[test])
+    total_s, chosen = 0.0, list[str]()
     for test in sorted(tests, key=keys.__getitem__):
-        total_s += coverage.seconds[test]
-        if chosen and total_s > longest_s:
+        if chosen and total_s + coverage.seconds[test] > longest_s:
             continue
+        total_s += coverage.seconds[test]
         chosen.append(test)
     return chosen
 
 
 def judge_all(runner: Runner, part: str, modules: list[Module], options: argparse.Namespace) -> Counter[str]:
     """Judge every mutant of the part; totals by outcome."""
-    coverage = coverage_of(runner, part, [module.path for module in modules])
+    coverage, states = coverage_of(runner, part, modules), states_of(runner, part)
     kept, counts = Kept(options.again), Counter[str]()
     todo = [(module, mutant) for module in modules for mutant in module.mutants if options.only in mutant.name]
-    if options.sample:
-        todo = random.Random(options.seed).sample(todo, min(options.sample, len(todo)))
-    killers: dict[tuple[str, str], Counter[str]] = {}
+    if options.sample:  # of one seed, the larger one holds the smaller one
+        random.Random(options.seed).shuffle(todo)
+        del todo[options.sample :]
+    killers = defaultdict[str, Counter[str]](Counter)
     told_s = time.monotonic()
     for at, (module, mutant) in enumerate(todo):
         if mutant.name in EQUIVALENT:
             counts["equivalent"] += 1
             continue
         verdict = kept.get(module, mutant)
+        near = killers[f"{mutant.path}::{mutant.scope}"], killers[mutant.path]
         if verdict is None or verdict.outcome == SURVIVED:
-            of_scope = killers.setdefault((mutant.path, mutant.scope), Counter())
             tests, anew = coverage.tests_of(mutant)
-            chosen = order(tests, coverage, of_scope, options.seconds)
+            survived = kept.survived(module, mutant)
+            chosen = order([test for test in tests if states[test] not in survived], coverage, near, options.seconds)
             verdict = runner.judge(module, mutant, chosen, coverage.seconds, anew=anew) if chosen else Verdict(SURVIVED)
-            of_scope[verdict.test] += 1
-            kept.put(module, mutant, verdict)
+            kept.put(module, mutant, verdict, [states[test] for test in chosen] if verdict.outcome == SURVIVED else [])
+        for killed in near:
+            killed[verdict.test] += 1
         counts[verdict.outcome] += 1
         if verdict.outcome == SURVIVED:
             print(f"survived: {mutant.name}  (line {mutant.first_line})", flush=True)
@@ -165,8 +193,9 @@ def mutate(part: str, options: argparse.Namespace) -> Counter[str]:
     if child == 0:
         counts: list[Counter[str]] = []
         runner = Runner(ROOT, lambda runner: counts.append(judge_all(runner, part, modules_of(part), options)))
+        paths = [str(ROOT / path) for path in (f"tests/{part}", *MORE_TESTS.get(part, ()))]
         options_of_pytest = ["-q", "-s", "--tb=native", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not soak and not gpu"]
-        pytest.main([*options_of_pytest, f"--ignore={ROOT / NOT_TRIED}", str(ROOT / "tests" / part)], plugins=[runner])
+        pytest.main([*options_of_pytest, f"--ignore={ROOT / NOT_TRIED}", *paths], plugins=[runner])
         os.write(write, json.dumps(counts).encode())
         os._exit(0)
     os.close(write)

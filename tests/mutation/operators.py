@@ -3,7 +3,7 @@
 Changed are comparisons, ``and`` / ``or``, ``not``, arithmetic, integers and truth values, conditions, returned values, ``break`` /
 ``continue``, ``min`` / ``max``, ``any`` / ``all``; and statements are left out. Left alone is what only people read or what does not run
 (text of messages, docstrings, annotations, type variables, decorators, bodies of protocols), and assertions, which no input reaches
-(``assert``, ``zip(strict=True)``).
+(``assert``, ``if ...: raise AssertionError(...)``, ``zip(strict=True)``).
 """
 
 from __future__ import annotations
@@ -108,10 +108,19 @@ class Module:
 
 def _is_left_alone(node: ast.AST) -> bool:
     match node:
+        case ast.If() if _is_assertion(node):
+            return True
         case ast.Raise() | ast.JoinedStr() | ast.Assert() | ast.keyword(arg="strict") | ast.Call(func=ast.Name(id="TypeVar")):
             return True
         case ast.ClassDef(bases=bases):
             return any(isinstance(base, ast.Name) and base.id == "Protocol" for base in map(_plain, bases))
+    return False
+
+
+def _is_assertion(node: ast.If) -> bool:
+    match node:
+        case ast.If(body=[ast.Raise(exc=ast.Call(func=ast.Name(id="AssertionError")))], orelse=[]):
+            return True
     return False
 
 
@@ -171,6 +180,8 @@ def _of_expression(node: ast.expr, put: Callable[[ast.AST], Change], inside: boo
 
 def _of_statement(node: ast.stmt, put: Callable[[ast.AST], Change]) -> Iterator[tuple[str, Change]]:
     match node:
+        case ast.If() if _is_assertion(node):
+            return
         case ast.If(test=test) | ast.While(test=test):
             yield f"not ({ast.unparse(test)})", _putter(node, "test", None)(_negated(test))
         case ast.Expr(value=ast.Call()) | ast.Delete() | ast.AugAssign() | ast.Raise():

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from tests.mutation.__main__ import PARTS, modules_of
+from tests.mutation.__main__ import PARTS, modules_of, order
 from tests.mutation.equivalent import EQUIVALENT
 from tests.mutation.operators import Module
-from tests.mutation.running import replace_code
+from tests.mutation.probes import HITS, put_probes
+from tests.mutation.running import Coverage, replace_code
 
 SOURCE = '''
 def larger(a: int, b: int = 0) -> int:
     """A docstring with 1 number."""
     if a < b and not b > 9:
         raise ValueError(f"{a + 1} is smaller")
+    if a < 0:
+        raise AssertionError(f"expected a number of at least 0, found {a}")
     a.note(b)
     return max(a, b) - 1
 '''
@@ -37,7 +41,7 @@ def test_every_mutant_is_another_program(tmp_path: Path) -> None:
     texts = changed(tmp_path)
     assert set(texts) == {
         "0 -> 1@2", "not (a < b and (not b > 9))@4", "and -> or@4", "without a < b@4", "without not b > 9@4", "< -> <=@4",
-        "without not@4", "> -> >=@4", "9 -> 10@4", "left out@5", "left out@6", "return None@7", "- -> +@7", "max -> min@7", "1 -> 2@7",
+        "without not@4", "> -> >=@4", "9 -> 10@4", "left out@5", "left out@8", "return None@9", "- -> +@9", "max -> min@9", "1 -> 2@9",
     }  # fmt: skip
     assert len({*texts.values(), ast.unparse(ast.parse(SOURCE))}) == len(texts) + 1
 
@@ -53,6 +57,67 @@ def test_live_functions_get_the_new_code() -> None:
     assert (f(5)(), g(3)) == (4, True)
     with pytest.raises(LookupError, match="no live function"):
         replace_code([f, g], old, old)
+
+
+BRANCHES = """
+def f(n):
+    if n > 1 or (
+        n < -1
+    ):
+        return [
+            m for m in range(n)
+        ]
+    match n:
+        case 0:
+            x = 1
+        case _ if n == 1:
+            x = 2
+    try:
+        x //= n
+    except ZeroDivisionError:
+        x = 3
+    finally:
+        x += 1
+    return x
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "answer", "lines"),
+    [
+        (2, [0, 1], {3, 4, 5, 6, 7, 8}),
+        (0, 4, {3, 4, 5, 9, 10, 11, 12, 14, 15, 16, 17, 18, 19, 20}),
+        (1, 3, {3, 4, 5, 9, 10, 12, 13, 14, 15, 16, 18, 19, 20}),
+    ],
+)
+def test_probes_tell_which_lines_ran(given: int, answer: object, lines: set[int]) -> None:
+    """R30: a line counts as run exactly when the innermost statement that holds it has begun; what the code answers is unchanged."""
+    tree = ast.parse(BRANCHES)
+    owners = put_probes(tree)
+    hits = bytearray(max(owners.values()) + 1)
+    names: dict[str, object] = {HITS: hits}
+    exec(compile(tree, "made up", "exec"), names)
+    assert names["f"](given) == answer  # type: ignore[operator]
+    assert {line for line, statement in owners.items() if hits[statement]} == lines
+
+
+def test_coverage_of_several_test_files_adds_up(tmp_path: Path) -> None:
+    """R30: whichever file a test is in, a mutant meets the tests that run its lines, quick ones first."""
+    (tmp_path / "source.py").write_text(SOURCE)
+    mutant = next(mutant for mutant in Module("source.py", tmp_path).mutants if mutant.first_line == 9)
+    coverage = Coverage({"source.py": {9: {"slow"}, 4: {"slow"}}}, {"slow": 2.0})
+    coverage.add(Coverage({"source.py": {9: {"quick"}, 5: {"raises"}}}, {"quick": 0.1, "raises": 0.1}))
+    assert coverage.tests_of(mutant) == (["quick", "slow"], False)
+
+
+def test_what_has_killed_nearby_is_tried_first_and_the_time_is_kept() -> None:
+    """R30: tests that told neighbours from the original come first, nearest ones before all; then one case of each test, quick ones first;
+    then the rest. One that does not fit the time leaves it to those that do."""
+    coverage = Coverage(seconds={"a[1]": 0.1, "a[2]": 0.2, "b": 0.5, "here": 3.0, "in file": 1.0, "long": 9.0})
+    tests, near = list(coverage.seconds), (Counter({"here": 2}), Counter({"here": 1, "in file": 3}))
+    assert order(tests, coverage, near, 20.0) == ["here", "in file", "a[1]", "b", "long", "a[2]"]
+    assert order(tests, coverage, near, 5.0) == ["here", "in file", "a[1]", "b", "a[2]"]
+    assert order(tests, coverage, (Counter(), Counter()), 0.0) == ["a[1]"]
 
 
 def test_every_equivalent_mutant_exists() -> None:

@@ -1,4 +1,5 @@
-"""``cphicache simulate``. Exit status: 0 fine, 2 unusable input, others as in :class:`~cphicache.run.simulate.outcome.Code`."""
+"""``cphicache simulate``. Exit status: 0 fine, 2 unusable input, 130 interrupted, others as in
+:class:`~cphicache.run.simulate.outcome.Code`."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 
 import click
 from rich.console import Console
@@ -20,6 +22,7 @@ from cphicache.run.simulate.shrink import MOST_TRIES, shrink
 from cphicache.run.simulate.workers import ENDED, run_guarded, run_seeds
 
 DEFAULT_SEEDS = "1..100"
+INTERRUPTED = 130
 _FIRST_CANARY = next(iter(CANARIES))
 
 
@@ -54,6 +57,7 @@ def simulate_command(
     every byte, slot, lock and hold from outside.
 
     Stops at the first failure: 10 wrong bytes, 11 broken invariant, 12 no progress, 13 crash; 14 if a planted bug was not caught.
+    Interrupted, it says how many worlds have passed and which seeds are left, and ends with 130 unless one has failed.
     """
     if sum(given is not None for given in (seed, seeds, world_json)) > 1:
         raise Failure("--seed, --seeds and --world say the same thing in three ways; give one of them")
@@ -73,8 +77,7 @@ def simulate_command(
         else:
             runner.run_world(world)
     except KeyboardInterrupt:
-        click.echo("cphicache: interrupted", err=True)
-        sys.exit(130)
+        sys.exit(runner.interrupted(chosen if world is None else ()))
     sys.exit(runner.close())
 
 
@@ -87,6 +90,7 @@ class _Runner:
         self._cpu_s = cpu_s
         self._seen = Counter[str]()
         self._worlds = 0
+        self._ended: set[int] = set()
         self._failures: list[tuple[str, Outcome]] = []
 
     def run_seeds(self, seeds: Sequence[int], *, jobs: int, keep_going: bool) -> None:
@@ -94,24 +98,33 @@ class _Runner:
         columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
             task = progress.add_task("simulating", total=len(seeds))
-            found = run_seeds(seeds, jobs=jobs, canary=self._canary, cpu_s=self._cpu_s)
-            for done in found:
-                self._note(f"seed {done.seed}", done.outcome)
-                progress.advance(task)
-                if done.outcome.code:
-                    progress.stop()
-                    found_by = f"cphicache simulate --seed {done.seed}{self._canary_option()}"
-                    self._explain(draw(done.seed), done.outcome, found_by)
-                    if not keep_going:
-                        found.close()
-                        return
-                    progress.start()
+            with closing(run_seeds(seeds, jobs=jobs, canary=self._canary, cpu_s=self._cpu_s)) as found:
+                for done in found:
+                    self._note(f"seed {done.seed}", done.outcome)
+                    self._ended.add(done.seed)
+                    progress.advance(task)
+                    if done.outcome.code:
+                        progress.stop()
+                        found_by = f"cphicache simulate --seed {done.seed}{self._canary_option()}"
+                        self._explain(draw(done.seed), done.outcome, found_by)
+                        if not keep_going:
+                            return
+                        progress.start()
 
     def run_world(self, world: DrawnWorld) -> None:
         outcome = run_guarded(world, "the world", self._canary, self._cpu_s)
         self._note("the world", outcome)
         if outcome.code:
             self._explain(world, outcome, self._command(world))
+
+    def interrupted(self, seeds: Sequence[int]) -> int:
+        """Say how far it came: seeds behind the first one that has not ended may have ended too, and are run again. The exit status."""
+        failed = [name for name, _ in self._failures]
+        said = f"{self._worlds - len(failed)} of {len(seeds) or 1} worlds passed, {', '.join(failed) or 'none'} failed"
+        first = next((seed for seed in seeds if seed not in self._ended), None)
+        rest = "" if first is None else f"; go on with --seeds {first}..{seeds[-1]}"
+        click.echo(f"cphicache: interrupted: {said}{rest}", err=True)
+        return self._failures[0][1].code if self._failures and self._canary is None else INTERRUPTED
 
     def close(self) -> int:
         """Print what was seen; the exit status."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from collections.abc import Generator, Iterable, Iterator
@@ -128,12 +129,15 @@ class _Worker:
 
 
 def _work(pipe: Connection, canary: str | None, cpu_s: float) -> None:
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # typed at a terminal it goes to every process: the one that has started this one ends it
     import torch
 
     torch.set_num_threads(1)
     while True:
         try:
             seed = pipe.recv()
-        except (EOFError, KeyboardInterrupt):
+        except EOFError:
             return
         pipe.send(run_guarded(draw(seed), f"seed {seed}", canary, cpu_s))

@@ -1,0 +1,88 @@
+"""What is reserved again, and how often: after a commit, behind a node that is matched in part, and when a request ends in its forward."""
+
+from __future__ import annotations
+
+from tests.engine.rig import B, C, L, N, R, Rig
+from tests.engine.rig_extra import back_up, fail_backup, to_host
+
+
+def test_a_committed_node_may_be_tried_as_often_as_a_new_one() -> None:
+    """R15: the tries that a backup took until it was committed do not count when its host copy has been taken and it is refused anew."""
+    rig = Rig(cp_size=1, host_slots=4, max_retries=1, reclaim_device_valid=True)
+    rig.hold()
+    rig.serve("full", "xy")
+    rig.serve("waits", "ab")
+    assert rig.state("ab") is N
+    fail_backup(rig, rig.node("xy").backup.key, 0)
+    rig.hold(False)
+    rig.tick(2)
+    rig.settle()
+    assert (rig.state("ab"), rig.cache.counters.retries) == (C, 1)
+    rig.tick(2)
+    rig.evict(4)
+    assert not rig.has("xy"), "which waited for slots, too"
+    rig.hold()
+    assert rig.begin("takes it", "cd")
+    assert rig.chunk("takes it")
+    rig.serve("hits", "ab")
+    assert rig.state("ab") is N
+    rig.hold(False)
+    rig.abort("takes it")
+    rig.end_forward()
+    rig.finish_all()
+    rig.settle()
+    rig.tick()
+    rig.settle()
+    assert rig.state("ab") is C
+    rig.rest()
+
+
+def test_only_what_is_beyond_a_partly_matched_node_is_reserved() -> None:
+    """R12, R24: behind whole nodes and a last one that is matched in part, a reservation begins at the first page that is nowhere."""
+    rig = Rig()
+    back_up(rig, "abc", "abcde")
+    assert rig.begin("r", "abcdx")
+    assert rig.chunk("r")
+    op = rig.op("r")
+    assert (op.start_page, len(op.pages)) == (4, 1)
+    assert rig.free_slots() == [64 - 2 * 3 - 2, 64 - 2 * 2]
+    rig.rest()
+
+
+def test_a_reservation_follows_the_one_before_it_also_when_the_tree_has_that_kv() -> None:
+    """R12, R15: of two equal prompts the one that has inserted first is in the tree; the other's next chunk still hangs on its own first
+    one, and is lost with it."""
+    rig = Rig()
+    rig.hold()
+    for rid in ("one", "two"):
+        assert rig.begin(rid, "abcd")
+        rig.chunk(rid, 4)
+    rig.forward()
+    assert rig.insert("one", chunked=True)
+    assert rig.chunk("two")
+    first, second = rig.cache.state.requests["two"].ops
+    assert (second.start_page, second.state) == (2, R)
+    rig.fail_copies(first.key, 1, drained=False)
+    rig.tick(2)
+    assert (first.state, second.state, rig.state("ab")) == (B, N, L)
+    rig.rest()
+
+
+def test_a_forward_waits_on_for_a_request_that_ended_in_it() -> None:
+    """R25: what a request that was aborted inside a forward reads is read by that forward to the end, so that the layers are waited for;
+    another batch, none, and one that reads no load-back do not wait."""
+    rig = Rig()
+    to_host(rig, "abcd")
+    rig.hold()
+    assert rig.begin("reads", "abcdx")
+    rig.chunk("reads")
+    rig.start_loads()
+    rig.abort("reads")
+    for batch in (rig.batch, rig.batch + 1):
+        for layer in (0, 2):
+            rig.each(lambda side, batch=batch, layer=layer: side.cache.wait_layer(batch, "target", layer))  # type: ignore[misc]
+    assert [side.transfer.called("wait_layer") for side in rig.sides] == [[(0, "target", 0), (0, "target", 2)]] * 2
+    rig.end_forward()
+    rig.finish_all()
+    rig.settle()
+    rig.rest()
