@@ -30,10 +30,12 @@ class EvictResult:
 
 @dataclass(slots=True)
 class _Demand:
-    """``met(evicted tokens)``: is it enough? ``tokens``: about how many it takes."""
+    """``met(evicted tokens)``: is it enough? ``tokens``: about how many it takes. ``counted``: whoever asks counted these tokens among
+    the evictable ones, and has nothing to fall back on."""
 
     met: Callable[[int], bool]
     tokens: int
+    counted: bool
     evicted: int = 0
     dropped: int = 0
 
@@ -49,12 +51,13 @@ class DeviceEviction:
 
     def evict_tokens(self, tokens: int) -> EvictResult:
         """Evict until ``tokens`` device tokens are free, or no victim is left."""
-        return self._evict(_Demand(lambda evicted: evicted >= tokens, tokens))
+        return self._evict(_Demand(lambda evicted: evicted >= tokens, tokens, counted=True))
 
     def evict_for_lanes(self, shortage: Callable[[], tuple[int, ...]]) -> EvictResult:
         """Evict until no lane is short of pages, or no victim is left (R4)."""
         config = self._state.config
-        return self._evict(_Demand(lambda evicted: not any(shortage()), max(shortage()) * config.cp_size * config.page_size))
+        tokens = max(shortage()) * config.cp_size * config.page_size
+        return self._evict(_Demand(lambda evicted: not any(shortage()), tokens, counted=False))
 
     def _evict(self, demand: _Demand) -> EvictResult:
         if self._state.config.policy is WritePolicy.WRITE_BACK:
@@ -80,8 +83,8 @@ class DeviceEviction:
 
     def _evict_written_back(self, demand: _Demand) -> None:
         """Nodes that have a host copy go first. The others are backed up: for the next eviction if those sufficed; for this one, with
-        a wait, if so configured; else they are dropped. What a backup that is in flight keeps is waited for in any case: whoever asks
-        for pages has counted them, since they could be evicted until an eviction before this one started that backup."""
+        a wait, if so configured; else they are dropped. What a backup in flight keeps is waited for also then, if whoever asks has
+        counted it: it could be evicted until an eviction before this one started that backup."""
         aside: list[Node[Backup]] = []
         self._take(demand, lambda node: _is_backed_up(node) or len(aside) >= WRITE_BACK_SCAN, aside)
         self._state.tree.put_back(aside)
@@ -89,7 +92,7 @@ class DeviceEviction:
             self._write_back(aside[:WRITE_BACK_AHEAD])
         elif self._state.config.write_back_short is WriteBackShort.DROP:
             self._take(demand)
-            if not demand.met(demand.evicted):
+            if demand.counted and not demand.met(demand.evicted):
                 self._wait_for(self._kept_by_copies())
                 self._take(demand)
             self._write_back(self._next_victims(demand.tokens))
