@@ -16,6 +16,7 @@ import pytest
 import cphicache
 from cphicache.agree.port import GroupBroken
 from cphicache.engine.effects import Effects
+from cphicache.events import EventLog
 from cphicache.events.sinks import LineFile
 from cphicache.lifecycle.port import LifecyclePort
 from cphicache.replay import replay
@@ -27,6 +28,7 @@ from cphicache.transfer.faults import CopyFaults
 from cphicache.transfer.pools.memory import HostMemory, HostMemoryError
 from cphicache.transfer.port import TransferPort
 from cphicache.transfer.rank import RankTransfer
+from cphicache.transfer.streams.threads import ThreadStreams
 from tests.faults.rig import InFlight, busy, nothing_left, nth_call, run, whole_events
 
 
@@ -117,6 +119,22 @@ def test_a_forward_that_raises_while_its_load_back_runs(tmp_path: Path, monkeypa
         assert all(flight.pinned)
     assert calls[0] == 1
     assert flight.copies > flight.copies_before
+
+
+@pytest.mark.parametrize("ending", [ThreadStreams, HostMemory, EventLog], ids=lambda ending: ending.__name__)
+def test_an_end_that_fails_still_ends_the_rest(ending: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R30, R35: where one of copy threads, host memory and log cannot be given up without an error, that is told, and the others are."""
+    close = ending.close
+
+    def close_and_raise(closed: Any) -> None:
+        close(closed)
+        raise RuntimeError("planted in close")
+
+    monkeypatch.setattr(ending, "close", close_and_raise)
+    log = tmp_path / "events.jsonl"
+    with nothing_left(monkeypatch), pytest.raises(RunFailed, match=r"^rank 0: RuntimeError: planted in close$"):
+        run(busy(log, cp_size=1, requests=2))
+    assert '"reason":"closed"' in log.read_text(encoding="utf-8").splitlines()[-1]
 
 
 @pytest.mark.parametrize("place", ["on_tick", "on_done", "on_world", "streams"])
