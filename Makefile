@@ -13,7 +13,7 @@ STAMP := $(VENV)/.set-up
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
 .DEFAULT_GOAL := help
-.PHONY: run test golden test-ranks test-gpu test-sglang test-sglang-0523 soak-sglang coverage mutate planted check diagrams explore simulate bench bench-peer plots soak clean help
+.PHONY: run test golden test-ranks test-gpu test-sglang test-sglang-0523 soak-sglang coverage coverage-sglang mutate planted check diagrams explore simulate bench bench-peer plots soak clean help
 
 run: $(STAMP)  ## serve a trace, back up and restore it, verify every byte   (ARGS="--cp-size 4 ...")
 	@$(BIN)/cphicache run $(ARGS)
@@ -28,8 +28,11 @@ golden: $(STAMP)  ## write the golden stories and logs of tests/golden and tests
 	@$(BIN)/python -m pytest tests/golden tests/engine/test_log.py --rewrite-golden $(ARGS)
 
 coverage: $(STAMP)  ## run the tests, and fail below 95 % branch coverage   (minutes; ARGS as for test)
-	@mkdir -p out/coverage
-	@$(BIN)/python -m pytest -n 2 -m "not soak" --cov --cov-report=term $(ARGS)
+	@$(BIN)/python -m tests.measure_coverage $(ARGS)
+
+coverage-sglang: .venv-sglang/.set-up .venv-sglang-0523/.set-up  ## measure the tests inside SGLang, both versions, for the next `make coverage`
+	@.venv-sglang/bin/python -m tests.measure_coverage --sglang $(ARGS)
+	@.venv-sglang-0523/bin/python -m tests.measure_coverage --sglang $(ARGS)
 
 mutate: $(STAMP)  ## change one thing at a time in what decides, and see whether a test notices   (an hour; goes on where it was; ARGS="ledger")
 	@$(BIN)/python -m tests.mutation $(ARGS)

@@ -228,15 +228,6 @@ class FakeTransfer:
     def free_slots(self) -> dict[str, int]:
         return dict(self._free)
 
-    def reset(self) -> None:
-        self._record("reset")
-        for copies in self._all_copies().values():
-            self._require_drained(copies, "reset")
-        self._ops.clear()
-        self._nodes.clear()
-        self._loads.clear()
-        self._free = dict.fromkeys(self._layers, self.config.host_slots)
-
     # -- inner parts ----------------------------------------------------------------------------------------------------------------
     def _record(self, name: str, *args: object) -> None:
         self.calls.append(Call(name, args))

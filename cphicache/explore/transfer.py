@@ -252,14 +252,6 @@ class RecordedTransfer:
         """See the port."""
         return dict.fromkeys(self._names, self._free)
 
-    def reset(self) -> None:
-        """See the port."""
-        for backup in self.backups.values():
-            _require_ended(backup, "reset")
-        for load in self.loads.values():
-            _require_ended(load, "reset")
-        self.backups, self.nodes, self.loads, self._free = {}, {}, {}, self._config.host_slots
-
     # -- inner parts ----------------------------------------------------------------------------------------------------------------
     def _fails_waiting(self, about: str) -> bool:
         return self._wait_may_fail and self._environment.fate(about, (Fate.ENDED, Fate.FAILED)) is Fate.FAILED

@@ -151,9 +151,6 @@ class ReplayTransfer:
         """See the port: no slots are kept here, so no payload is named."""
         return {}
 
-    def reset(self) -> None:
-        """See the port: nothing is kept here."""
-
     # -- inner parts ------------------------------------------------------------------------------------------------------------
     def _name(self, operation: Operation) -> Name:
         name = Name(self._at, self._nth)

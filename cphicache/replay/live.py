@@ -56,13 +56,6 @@ class Live:
         self.last: tuple[int, int, int] = (0, 0, 0)  # tick, seq, line
         self.history: deque[Line] = deque(maxlen=STEPS_KEPT)
 
-    def forget_operation(self) -> None:
-        """The host copy is gone: number and watermarks go with it."""
-        self.number = None
-        self.agreed = False
-        self.submitted = dict.fromkeys(self.submitted, 0)
-        self.confirmed = dict.fromkeys(self.confirmed, 0)
-
 
 def describe_event(line: Line) -> str:
     """An event in one line, as a person reads it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -241,13 +241,13 @@ class RankWorld:
         return self.result()
 
     def close(self) -> None:
-        """Let copies end, give the host memory back, and close the log. Idempotent; :meth:`run` does it when it ends."""
-        try:
-            self.streams.close()
-        finally:
-            self._memory.close()
+        """Let copies end, give the host memory back, and close the log, each even if one before it fails. Idempotent; :meth:`run` does
+        it when it ends."""
+        with ExitStack() as ending:
             if self.log is not None:
-                self.log.close()
+                ending.callback(self.log.close)
+            ending.callback(self._memory.close)
+            ending.callback(self.streams.close)
 
     def _wind_down(self, broken: GroupBroken) -> None:
         self._broken = str(broken)

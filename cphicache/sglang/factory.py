@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
@@ -43,18 +44,23 @@ from cphicache.transfer.streams.port import Streams
 def build_cache(context: Any, problem: str | None = None, faults: CopyFaults | None = None) -> CphicachePrefixCache:
     """The backend's factory. ``problem``: what went wrong when the plug-in was loaded; ``faults``: planned failures (tests).
 
-    Raises :class:`SglangRefused` and other ValueErrors, told on stderr in one line too.
+    Raises :class:`SglangRefused` and other ValueErrors, and RuntimeErrors for what the system does not give (host memory, a log file,
+    a rank that does not come), told on stderr in one line too. What was opened until then is closed.
     """
+    opened = ExitStack()
     try:
         if problem is not None:
             raise SglangRefused(problem)
-        return _build(context, load_settings(os.environ), faults)
-    except ValueError as error:
-        say(f"does not start: {error}")
-        raise
+        return _build(context, load_settings(os.environ), faults, opened)
+    except BaseException as error:
+        if isinstance(error, ValueError | RuntimeError):
+            say(f"does not start: {error}")
+        with opened:
+            raise
 
 
-def _build(context: Any, settings: Settings, faults: CopyFaults | None) -> CphicachePrefixCache:
+def _build(context: Any, settings: Settings, faults: CopyFaults | None, opened: ExitStack) -> CphicachePrefixCache:
+    """``opened``: gets everything that is to be closed, in order; the cache closes it when it ends."""
     memory, contract = get_memory(), installed_contract()
     check_version(contract)
     check_start(context, memory, get_disagg(), get_serving(), get_spec(), get_parallel())
@@ -67,12 +73,12 @@ def _build(context: Any, settings: Settings, faults: CopyFaults | None) -> Cphic
     budget = _budget(memory, device_pools, page_size, server.size // layout.cp_size, local_ranks)
     device = torch.device(server.device)
     io_backend = settings.io_backend or ("torch" if device.type == "cpu" else memory.hicache_io_backend)
-    host_memory = HostMemory.for_device(device)
+    host_memory = opened.enter_context(closing(HostMemory.for_device(device)))
     host_pools = {
         payload: make_host_pool(memory.hicache_mem_layout, pool.shape, budget.slots, page_size, memory=host_memory)
         for payload, pool in device_pools.items()
     }
-    streams = _streams(device, context)
+    streams = opened.enter_context(closing(_streams(device, context)))
     transfer = RankTransfer(
         layout,
         device_pools,
@@ -99,6 +105,7 @@ def _build(context: Any, settings: Settings, faults: CopyFaults | None) -> Cphic
         write_back_short=WriteBackShort(settings.write_back_short),
     )
     ranks = Ranks(members_of(params), settings.rank_timeout_s)
+    opened.callback(ranks.leave)
     effective = asdict(config) | {
         "device_pools": {payload: type(pool).__name__ for payload, pool in server_pools.items()},
         "token_bytes": {payload: pool.shape.token_bytes for payload, pool in device_pools.items()},
@@ -112,14 +119,9 @@ def _build(context: Any, settings: Settings, faults: CopyFaults | None) -> Cphic
         {"version": __version__, "torch": str(torch.__version__)} | {name: str(value) for name, value in effective.items()}
     )
     log = _log(settings, ranks)
+    if log is not None:
+        opened.enter_context(log)
     engine = CpHiRadixCache(config, transfer, ranks.reducer, log, allocator=allocator)
-
-    def close() -> None:
-        ranks.leave()
-        streams.close()
-        host_memory.close()
-        if log is not None:
-            log.close()
 
     metrics = None
     if params.enable_metrics and ServerMetrics.are_collected():
@@ -132,7 +134,7 @@ def _build(context: Any, settings: Settings, faults: CopyFaults | None) -> Cphic
             metrics.tick()
 
     cache: CphicachePrefixCache = contract.cache_class()(
-        params, engine, transfer, pools=server_pools, alone=ranks.size == 1, on_tick=note_tick, close=close
+        params, engine, transfer, pools=server_pools, alone=ranks.size == 1, on_tick=note_tick, close=opened.close
     )
     counters = {payload: LayerCounter(cache, payload) for payload in server_pools}
     for payload, pool in server_pools.items():

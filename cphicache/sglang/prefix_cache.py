@@ -412,11 +412,13 @@ class CphicachePrefixCache(BasePrefixCache):
         self._prepared = self._last_match = None
 
     def release_host_resources(self) -> None:
-        """End the copies, unpin host memory, close the log. Idempotent."""
+        """End the copies, unpin host memory, close the log, also where the engine's own end fails (a rank is lost). Idempotent."""
         if not self._closed:
             self._closed = True
-            self.engine.shutdown()
-            self._close()
+            try:
+                self.engine.shutdown()
+            finally:
+                self._close()
 
     def running_rows(self) -> Mapping[str, Sequence[LogicalPage]]:
         """All device pages of each running request, by the engine's name, for checkers."""

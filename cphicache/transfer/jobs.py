@@ -142,11 +142,6 @@ class SlotBook:
         """Free token slots by payload."""
         return {payload: allocator.free_pages * self._page_size for payload, allocator in self._allocators.items()}
 
-    def reset(self) -> None:
-        """Every slot is free."""
-        for allocator in self._allocators.values():
-            allocator.reset()
-
 
 class PageUsers:
     """Which jobs' copies touch an owned logical page, until those jobs end."""
@@ -193,11 +188,6 @@ class PageUsers:
                 if job.last_event is not None:
                     found[id(job.last_event)] = job.last_event
         return list(found.values())
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._first.clear()
-        self._more.clear()
 
 
 class _Part(NamedTuple):

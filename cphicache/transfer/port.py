@@ -123,6 +123,3 @@ class TransferPort(Protocol):
     # -- the outside ----------------------------------------------------------------------------------------------------------
     def free_slots(self) -> dict[str, int]:
         """Free host slots of this rank by payload (tokens)."""
-
-    def reset(self) -> None:
-        """Forget every node and operation; all slots are free. Everything has drained (our bug if not)."""

@@ -297,21 +297,6 @@ class RankTransfer:
         """Free host slots of this rank by payload (tokens)."""
         return self._slots.free_slots()
 
-    def reset(self) -> None:
-        """Forget every node and operation; all slots are free. Everything has drained (our bug if not)."""
-        jobs: list[CopyJob] = [*self._backups.values(), *self._loads.values()]
-        for load, job in self._loads.items():
-            if job.producer is None:
-                raise TransferInternalError(f"reset: expected no queued load-back, found load {load}")
-        for ending in jobs:
-            self._require_drained(ending, "reset")
-        for ended in jobs:
-            ended.ended = True
-        for book in (self._backups, self._nodes, self._loads, self._producers, self._readers, self._writers):
-            book.clear()
-        self._slots.reset()
-        self._last_batch = None
-
     @property
     def counters(self) -> TransferCounters:
         """Totals so far. Exact once everything has drained."""

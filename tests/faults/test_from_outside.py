@@ -7,6 +7,7 @@ import errno
 import io
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ import pytest
 import cphicache
 from cphicache.agree.port import GroupBroken
 from cphicache.engine.effects import Effects
+from cphicache.events import EventLog
 from cphicache.events.sinks import LineFile
 from cphicache.lifecycle.port import LifecyclePort
 from cphicache.replay import replay
@@ -22,10 +24,12 @@ from cphicache.run import world as world_module
 from cphicache.run.rank_main import Rank
 from cphicache.run.scheduler import Scheduler
 from cphicache.run.world import RunFailed
+from cphicache.transfer.faults import CopyFaults
 from cphicache.transfer.pools.memory import HostMemory, HostMemoryError
 from cphicache.transfer.port import TransferPort
 from cphicache.transfer.rank import RankTransfer
-from tests.faults.rig import busy, nothing_left, nth_call, run, whole_events
+from cphicache.transfer.streams.threads import ThreadStreams
+from tests.faults.rig import InFlight, busy, nothing_left, nth_call, run, whole_events
 
 
 def methods_of(port: type[Protocol]) -> list[str]:  # type: ignore[valid-type]
@@ -34,34 +38,103 @@ def methods_of(port: type[Protocol]) -> list[str]:  # type: ignore[valid-type]
 
 PLACES = [(RankTransfer, name) for name in methods_of(TransferPort)] + [(Effects, name) for name in methods_of(LifecyclePort)]
 """Every call between the engine and its local half, and everything that a transition asks or does."""
-NOT_REACHED = {"reset", "wait_backup", "wait_load", "fail_load", "undo_load", "drain_now"}
-"""Only after other faults, or on other ways to serve."""
-ENOUGH = {"requests": 30, "streams": "virtual"}
-"""A run that reaches all others, load-backs and deferred requests too, at the same calls each time."""
+ENOUGH: dict[str, Any] = {"requests": 30, "layers": 2}
+"""A run that reaches nearly all of them: load-backs, deferred requests, aborts before the first layer."""
+WRITE_BACK = {"wait_backup", "wait_load"}
+"""Reached where an eviction waits for backups."""
+LOADS_FAIL = {"fail_load", "undo_load"}
+"""Reached where load-backs fail."""
+BLOCKS = {"wait_backup", "wait_load"}
+"""Calls that wait for copies: never made with what does not end before the rank closes."""
 
 
 # -- an error at every place ----------------------------------------------------------------------------------------------------------
+def options_for(name: str) -> dict[str, Any]:
+    return {**ENOUGH, "policy": "write_back"} if name in WRITE_BACK else ENOUGH
+
+
+def faults_for(name: str) -> dict[int, CopyFaults]:
+    faults = CopyFaults()
+    if name in LOADS_FAIL:
+        faults.fail_copies_where(lambda call: call.direction == "h2d")
+    return {1: faults}
+
+
 @pytest.mark.parametrize(("owner", "name"), PLACES, ids=[f"{owner.__name__}.{name}" for owner, name in PLACES])
 def test_a_call_that_raises_ends_the_run_cleanly(owner: type, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """R30, R35: an error inside of any call of a port, on one rank, is told by its name and text. The other rank ends too, host memory
     is given back, no thread lives on, and both logs are whole lines."""
-    raising, calls = nth_call(getattr(owner, name), 1, RuntimeError(f"planted in {name}"), thread="rank1")
+    raising, _ = nth_call(getattr(owner, name), 1, RuntimeError(f"planted in {name}"), thread="rank1")
     monkeypatch.setattr(owner, name, raising)
     log = tmp_path / "events.jsonl"
-    told = ""
     with nothing_left(monkeypatch) as pins:
-        try:
-            run(busy(log, **ENOUGH))
-        except RunFailed as failed:
-            told = str(failed)
+        with pytest.raises(RunFailed, match=f"^rank 1: RuntimeError: planted in {name}$"):
+            run(busy(log, **options_for(name), streams="virtual"), faults=faults_for(name))
         assert pins.most
-    if calls[0]:
-        assert told == f"rank 1: RuntimeError: planted in {name}"
-        assert name not in NOT_REACHED
-    else:
-        assert not told
-        assert name in NOT_REACHED
     assert all(events > 1 for events in whole_events(log, 2))
+
+
+@pytest.mark.parametrize(("owner", "name"), PLACES, ids=[f"{owner.__name__}.{name}" for owner, name in PLACES])
+def test_a_call_that_raises_while_copies_run(owner: type, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R14, R30, R35: the same with copies in flight on both of the rank's copy threads, and an error that comes after the call's own
+    effects (more copies among them): every copy has ended before host memory is given back, then all is as above."""
+    flight = InFlight(monkeypatch, rank=1)
+
+    def hold_then(call: Callable[[], Any]) -> None:
+        flight.hold()
+        if name not in BLOCKS:
+            call()
+
+    raising, _ = nth_call(getattr(owner, name), 1, RuntimeError(f"planted in {name}"), thread="rank1", first=hold_then)
+    monkeypatch.setattr(owner, name, raising)
+    log = tmp_path / "events.jsonl"
+    with nothing_left(monkeypatch):
+        with pytest.raises(RunFailed, match=f"^rank 1: RuntimeError: planted in {name}$"):
+            run(busy(log, **options_for(name), streams="threads"), faults=faults_for(name), on_world=flight.on_world)
+        assert len(flight.pinned) == 2
+        assert all(flight.pinned)
+    if name == "submit_layers":
+        assert flight.copies > flight.copies_before
+    assert all(events > 1 for events in whole_events(log, 2))
+
+
+def test_a_forward_that_raises_while_its_load_back_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R25, R30: the forward ends with an error while the load-back that it reads is being copied: those copies end first, all of them,
+    then host memory is given back."""
+    flight = InFlight(monkeypatch, rank=1)
+    queue_load = RankTransfer.queue_load
+
+    def hold_and_queue(transfer: RankTransfer, *args: Any) -> None:
+        if threading.current_thread().name == "rank1" and not flight.holding:
+            flight.hold()
+        queue_load(transfer, *args)
+
+    monkeypatch.setattr(RankTransfer, "queue_load", hold_and_queue)
+    raising, calls = nth_call(RankTransfer.wait_layer, 1, RuntimeError("planted in wait_layer"), thread="rank1")
+    monkeypatch.setattr(RankTransfer, "wait_layer", raising)
+    with nothing_left(monkeypatch):
+        with pytest.raises(RunFailed, match=r"^rank 1: RuntimeError: planted in wait_layer$"):
+            run(busy(tmp_path / "events.jsonl", **ENOUGH, streams="threads"), on_world=flight.on_world)
+        assert len(flight.pinned) == 2
+        assert all(flight.pinned)
+    assert calls[0] == 1
+    assert flight.copies > flight.copies_before
+
+
+@pytest.mark.parametrize("ending", [ThreadStreams, HostMemory, EventLog], ids=lambda ending: ending.__name__)
+def test_an_end_that_fails_still_ends_the_rest(ending: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R30, R35: where one of copy threads, host memory and log cannot be given up without an error, that is told, and the others are."""
+    close = ending.close
+
+    def close_and_raise(closed: Any) -> None:
+        close(closed)
+        raise RuntimeError("planted in close")
+
+    monkeypatch.setattr(ending, "close", close_and_raise)
+    log = tmp_path / "events.jsonl"
+    with nothing_left(monkeypatch), pytest.raises(RunFailed, match=r"^rank 0: RuntimeError: planted in close$"):
+        run(busy(log, cp_size=1, requests=2))
+    assert '"reason":"closed"' in log.read_text(encoding="utf-8").splitlines()[-1]
 
 
 @pytest.mark.parametrize("place", ["on_tick", "on_done", "on_world", "streams"])

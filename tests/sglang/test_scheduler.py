@@ -225,6 +225,14 @@ def test_flush_with_backups_in_flight():
     assert result["watch"]["findings"] == []
 
 
+def test_an_engine_that_cannot_end_leaves_nothing_open(tmp_path):
+    """R35: an error of the engine's own end (a rank is lost) is told, and copy threads, host memory and log are given up all the same."""
+    log = tmp_path / "events.jsonl"
+    result = served("llama", "basic", end_fails=True, variables={"CPHICACHE_LOG": str(log)})
+    assert result["end"] == {"told": "planted in shutdown", "threads": []}
+    assert '"reason":"closed"' in log.read_text().splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("options", "variables", "says"),
     [
@@ -232,6 +240,7 @@ def test_flush_with_backups_in_flight():
         ({"enable_streaming_session": True}, {}, "--enable-streaming-session is not supported"),
         ({}, {"CPHICACHE_OVERLAP": "maybe"}, "give true or false"),
         ({}, {"CPHICACHE_COLOUR": "red"}, "CPHICACHE_COLOUR is not a setting"),
+        ({}, {"CPHICACHE_LOG": "/dev/null/events.jsonl"}, "/dev/null/events.jsonl: cannot be"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(options, variables, says):

@@ -6,6 +6,7 @@ SGLang's configuration is one a process, so that every combination runs in its o
 import json
 import random
 import sys
+import threading
 from functools import partial
 from importlib.util import find_spec
 from itertools import pairwise
@@ -400,6 +401,21 @@ def prepare(config):
         registry._RADIX_CACHE_REGISTRY["cphicache"] = lambda context: factory.build_cache(context, faults=faults)
 
 
+def end_failing(cache):
+    """The engine cannot end: what is told, and which copy threads are still there after it."""
+
+    def fail():
+        raise RuntimeError("planted in shutdown")
+
+    cache.engine.shutdown = fail
+    told = None
+    try:
+        cache.release_host_resources()
+    except RuntimeError as error:
+        told = str(error)
+    return {"told": told, "threads": [thread.name for thread in threading.enumerate() if thread.name.startswith("stream-")]}
+
+
 def serve(config):
     options = dict(config.get("options", {}))
     backend = config.get("backend")
@@ -415,6 +431,8 @@ def serve(config):
     if watch is not None:
         watch.end()
         out["watch"] = watch.report()
+        if config.get("end_fails"):
+            out["end"] = end_failing(rig.cache)
         rig.cache.release_host_resources()
     print(json.dumps(out))
 

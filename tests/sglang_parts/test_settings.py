@@ -19,6 +19,14 @@ def test_variables_win_over_the_file(tmp_path: Path) -> None:
     assert load_settings({}) == Settings()
 
 
+@pytest.mark.parametrize(("text", "expected"), [("1", True), ("On", True), ("false", False), ("0", False)])
+def test_a_flag_is_given_in_words_or_digits(text: str, expected: bool) -> None:
+    """R35: what people write for yes and no."""
+    assert load_settings({"CPHICACHE_OVERLAP": text, "CPHICACHE_RECLAIM_DEVICE_VALID": text}) == Settings(
+        overlap=expected, reclaim_device_valid=expected
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -27,6 +35,7 @@ def test_variables_win_over_the_file(tmp_path: Path) -> None:
         ("overlap =", "give a readable TOML file"),
         ("write_back_short = 'never'", "write_back_short='never': give one of 'wait', 'drop'"),
         ("log_level = 'loud'", "log_level='loud': give one of"),
+        ("rank_timeout_s = 0", "rank_timeout_s=0: give at least 1 second"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path, text: str, says: str) -> None:

@@ -63,7 +63,6 @@ def backed_up_again(rig: Rig) -> None:
         (in_flight, lambda rank: rank.submit_layers([OP], "indexer", [0]), "'indexer'"),
         (in_flight, lambda rank: rank.commit(OP), "to have ended"),
         (in_flight, lambda rank: rank.release(OP), "to have ended"),
-        (in_flight, lambda rank: rank.reset(), "to have ended"),
         (in_flight, lambda rank: rank.status(OpKey(7, 1)), "none of that generation"),
         (in_flight, lambda rank: rank.reserve(OpKey(8, 0), pages(12)), r"\[0, 48\), found 51"),
         (partly_submitted, lambda rank: rank.commit(OP), "all 2 draft layers submitted, found mask 0b0"),
@@ -75,10 +74,8 @@ def backed_up_again(rig: Rig) -> None:
         (backed_up_again, lambda rank: rank.commit(OpKey(7, 1)), "expected no committed copy of node 7"),
         (queued, lambda rank: rank.queue_load(0, [LoadItem(7, pages(3))]), "found it queued"),
         (queued, lambda rank: rank.end_load(0), "found it queued"),
-        (queued, lambda rank: rank.reset(), "no queued load-back, found load 0"),
         (loading, lambda rank: rank.end_load(0), "to have ended"),
         (loading, lambda rank: rank.free_node(7), "no load-back of it, found load 0"),
-        (loading, lambda rank: rank.reset(), "to have ended"),
         (split_while_loading, lambda rank: rank.free_node(71), "no load-back of it, found load 0"),
     ],
 )
@@ -92,25 +89,6 @@ def test_a_broken_promise_of_the_engine_is_our_bug(
     with pytest.raises(TransferInternalError, match=message):
         call(rig.rank)
     assert rig.rank.free_slots() == free
-
-
-def test_a_reset_forgets_everything_that_has_drained() -> None:
-    """R18: after a reset every slot is free, keys and nodes are unknown, and producers go on counting."""
-    rig = virtual_rig()
-    rig.back_up(1, pages(1))
-    rig.rank.queue_load(0, [LoadItem(1, pages(5))])
-    assert rig.rank.start_loads() == 0
-    rig.rank.wait_load(0)
-    rig.rank.reserve(OP, pages(2, 3))
-    rig.rank.submit_layers([OP], "target", [0])
-    rig.rank.wait_backup(OP)
-    rig.rank.reset()
-    assert rig.rank.free_slots() == {"target": 40, "draft": 40}
-    rig.back_up(1, pages(1))
-    rig.rank.queue_load(0, [LoadItem(1, pages(5))])
-    assert rig.rank.start_loads() == 1
-    with pytest.raises(TransferInternalError):
-        rig.rank.status(OP)
 
 
 def test_submitting_nothing_queues_nothing() -> None:

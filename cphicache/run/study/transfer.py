@@ -181,9 +181,3 @@ class MetadataTransfer:
     def free_slots(self) -> dict[str, int]:
         """Nothing is kept by rank here: the ledger is the account."""
         return {}
-
-    def reset(self) -> None:
-        """See the port."""
-        for book in (self._backups, self._nodes, self._loads, self._layer_ends, self._queued):
-            book.clear()
-        self.used_pages = 0

@@ -24,23 +24,19 @@ class HostPageAllocator:
         if total_pages < 0:
             raise ValueError(f"total_pages={total_pages}: a host pool has 0 pages or more")
         self.total_pages = total_pages
-        self.reset()
+        self._free_pages = total_pages
+        self._in_use = bytearray(total_pages)
+        self._length_at: dict[int, int] = {}
+        self._start_of: dict[int, int] = {}  # by the page behind the run
+        self._by_length: dict[int, dict[int, None]] = {}  # first pages; a dict keeps their order and gives up any of them at once
+        self._lengths: list[int] = []  # the keys of that, ascending: at most sqrt(2 * total_pages) differ
+        if total_pages:
+            self._add_run(0, total_pages)
 
     @property
     def free_pages(self) -> int:
         """Free pages."""
         return self._free_pages
-
-    def reset(self) -> None:
-        """Every page is free."""
-        self._free_pages = self.total_pages
-        self._in_use = bytearray(self.total_pages)
-        self._length_at: dict[int, int] = {}
-        self._start_of: dict[int, int] = {}  # by the page behind the run
-        self._by_length: dict[int, dict[int, None]] = {}  # first pages; a dict keeps their order and gives up any of them at once
-        self._lengths: list[int] = []  # the keys of that, ascending: at most sqrt(2 * total_pages) differ
-        if self.total_pages:
-            self._add_run(0, self.total_pages)
 
     def allocate(self, pages: int) -> list[int] | None:
         """Take so many pages, ascending within each run. ``None``: too few are free, and none is taken."""
