@@ -19,6 +19,7 @@ from cphicache.ledger import HostLedger
 from cphicache.lifecycle import LifecycleMachine
 from cphicache.run.census import take_census
 from cphicache.run.study.serve import ServeConfig
+from cphicache.transfer.pools.slots import HostPageAllocator
 
 EXPLORED = (300, 1_000, 3_000)
 WORLD = "chain-1"
@@ -112,6 +113,22 @@ def account_of(nodes: int) -> Sampler:
             if ledger.fits(need):
                 ledger.take(need)
                 ledger.give(need)
+
+    return looped(loop)
+
+
+def fragments_of(runs: int) -> Sampler:
+    """Take and give back four host pages among so many free runs, of one page each but for a long one."""
+    pool = HostPageAllocator(2 * runs + 64)
+    taken = pool.allocate(2 * runs)
+    assert taken is not None, "an empty pool has room"
+    pool.free(taken[1::2])
+
+    def loop(operations: int) -> None:
+        for _ in range(operations):
+            found = pool.allocate(4)
+            assert found is not None, "the long run has room"
+            pool.free(found)
 
     return looped(loop)
 

@@ -13,6 +13,7 @@ from cphicache.bench.growth_rows import (
     account_of,
     backup_memory,
     explored,
+    fragments_of,
     growth,
     layers_of,
     life_of,
@@ -113,10 +114,13 @@ BENCHES: tuple[Bench, ...] = (
     ),
     Bench(
         "sglang-backup",
-        "the scheduler thread's part of one node's backup, all layers at once: ours over SGLang's write_backup and its acknowledgement",
+        "the scheduler thread's part of the backup of a node of 54 pages (the conversation trace's mean), all layers at once: ours over "
+        "SGLang's write_backup and its acknowledgement",
         Target("lower", 1, 0.5),
-        backup_cost,
+        backup_cost(),
     ),
+    Bench("sglang-backup-4", "the same of a node of 4 pages (256 tokens)", None, backup_cost(4)),
+    Bench("sglang-backup-128", "the same of a node of 128 pages (a prefill chunk of 8,192 tokens)", None, backup_cost(128)),
     *(
         Bench(f"{name}-growth", f"{what}, {_span(SIZES)} idle leaves: exponent of growth", None, over_tree(name))
         for name, what in (
@@ -131,6 +135,7 @@ BENCHES: tuple[Bench, ...] = (
         for name, what, sizes, over, sampler_of in (
             ("lifecycle", "a record's life of four edges", SIZES, "live records", life_of),
             ("ledger", "taking and giving back slots of eight ranks", SIZES, "nodes with host slots", account_of),
+            ("host-pages", "taking and giving back four host pages", SIZES, "free runs", fragments_of),
             ("layers", "all reports of a forward with one pending node", (1, 4, 16, 61, 122), "layers", layers_of),
             ("ranks", "one rank's part of the backup of 16 pages", (1, 2, 4, 8), "ranks", ranks_of),
             ("pages", "one node's backup", (1, 4, 16, 64, 256), "pages", pages_of),

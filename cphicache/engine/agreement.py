@@ -18,7 +18,8 @@ from cphicache.engine.records import Backup, Load, LoadState
 from cphicache.engine.state import CacheState
 from cphicache.events import EventLog
 from cphicache.events.types import QUARANTINE
-from cphicache.lifecycle import Input, State, Trigger
+from cphicache.lifecycle import Input
+from cphicache.lifecycle.names import AGREED, AGREED_FAILED, COPY_DONE, COPY_FAILED, LAYERS_IN_FLIGHT, QUARANTINED, RESET
 from cphicache.transfer.port import CopyStatus, OpKey, TransferPort
 
 
@@ -133,7 +134,7 @@ class Agreement:
             self._log.note(state.tick, QUARANTINE, pending=len(state.pending), loads=len(state.loads))
             self._log.note(state.tick, "group_broken", local=True, reason=reason)
         for record in sorted(state.pending.values(), key=lambda record: record.order):
-            self._backups.fire(record, Trigger.RESET, Input(reason="quarantine"))
+            self._backups.fire(record, RESET, Input(reason="quarantine"))
         while state.numbered:
             number, operation = next(iter(state.numbered.items()))
             del state.numbered[number]
@@ -152,7 +153,7 @@ class Agreement:
         else:
             if not operation.void:
                 self._transfer.wait_backup(operation.key)
-            self._backups.fire(operation, Trigger.QUARANTINED)
+            self._backups.fire(operation, QUARANTINED)
 
     def drain(self) -> None:
         """Drain rounds until nothing is numbered. Every round passes at least one number."""
@@ -186,10 +187,10 @@ class Agreement:
                 self._log.note(self._state.tick, "stale_generation", node=key.node, generation=key.generation, local=True)
             return
         if status.failed and not record.failed_here:
-            self._backups.fire(record, Trigger.COPY_FAILED)
+            self._backups.fire(record, COPY_FAILED)
         if status.drained and record.number is not None and not record.done_here:  # before it has a number, layers may follow
             record.done_here = True
-            self._backups.fire(record, Trigger.COPY_DONE)
+            self._backups.fire(record, COPY_DONE)
 
     def apply(self, count: int, first_failed: int) -> None:
         """Apply one agreed sample. The same on every rank."""
@@ -210,13 +211,13 @@ class Agreement:
         if isinstance(operation, Load):
             self._loads.failed(operation)
         else:
-            self._backups.fire(operation, Trigger.AGREED_FAILED, Input(reason="copy_failed"))
+            self._backups.fire(operation, AGREED_FAILED, Input(reason="copy_failed"))
 
     def _pass(self, operation: Backup | Load) -> None:
         if isinstance(operation, Load):
             self._loads.passed(operation)
         else:
-            self._backups.fire(operation, Trigger.AGREED)
+            self._backups.fire(operation, AGREED)
 
     def _poll(self, operation: Backup | Load) -> None:
         if operation.done_here:
@@ -242,4 +243,4 @@ class Agreement:
     def _failure_agreed(operation: Backup | Load) -> bool:
         if isinstance(operation, Load):
             return operation.state is not LoadState.QUEUED
-        return operation.state is not State.LAYERS_IN_FLIGHT
+        return operation.state is not LAYERS_IN_FLIGHT

@@ -11,7 +11,8 @@ from cphicache.engine.records import ALIVE, Backup, Batch, Load
 from cphicache.engine.state import CacheState
 from cphicache.engine.steps import Steps
 from cphicache.events import EventLog
-from cphicache.lifecycle import NO_INPUT, Input, State, Trigger
+from cphicache.lifecycle import NO_INPUT, Input, Trigger
+from cphicache.lifecycle.names import FORWARD_ENDED, LAYERS_IN_FLIGHT, RESERVE, RESERVED, SPLIT
 from cphicache.spaces.types import LogicalPage
 from cphicache.transfer.port import TransferPort
 from cphicache.tree import Node
@@ -59,8 +60,8 @@ class Backups:
         if parent is not None:
             parent.heirs.append(record)
         self._set_extent(record, pages)
-        self.fire(record, Trigger.RESERVE, _BEFORE_FORWARD)
-        if record.state is not State.RESERVED:
+        self.fire(record, RESERVE, _BEFORE_FORWARD)
+        if record.state is not RESERVED:
             self._holds.unlink(record)
             return None
         batch.ops.append(record)
@@ -77,8 +78,8 @@ class Backups:
         record.tried_tick = self._state.tick
         record.retrying = retry
         self._set_extent(record, node.pages)
-        self.fire(record, Trigger.RESERVE, Input(reason=reason))
-        if record.state is not State.RESERVED:
+        self.fire(record, RESERVE, Input(reason=reason))
+        if record.state is not RESERVED:
             record.pages = []
             return False
         for payload, layers in enumerate(self._layers):
@@ -115,7 +116,7 @@ class Backups:
         for record in records:
             if record.state in ALIVE:
                 record.stored_tick = self._state.tick
-                self.fire(record, Trigger.FORWARD_ENDED, NO_INPUT if record.state is State.LAYERS_IN_FLIGHT else _NOTHING_STORED)
+                self.fire(record, FORWARD_ENDED, NO_INPUT if record.state is LAYERS_IN_FLIGHT else _NOTHING_STORED)
 
     def number(self, operation: Backup | Load) -> int:
         """The next number, for a backup or a load-back."""
@@ -128,7 +129,7 @@ class Backups:
     def split(self, node: Node[Backup], head_pages: int) -> Node[Backup]:
         """Divide a node that is not pending; returns the new node with its first pages. The object stays as the tail."""
         head = Backup(self._state.new_node_id(), len(self._layers), bound=True, no_need=self._state.no_need)
-        self.fire(node.backup, Trigger.SPLIT, Input(pages=head_pages, target=head))
+        self.fire(node.backup, SPLIT, Input(pages=head_pages, target=head))
         if head.node is None:
             raise AssertionError(f"split of {node}: expected a new node for the first {head_pages} pages, found none")
         self._state.counters.splits += 1

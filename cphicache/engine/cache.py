@@ -35,7 +35,8 @@ from cphicache.engine.state import CacheState, KVEvent, KVListener
 from cphicache.engine.waiting import Waiting
 from cphicache.events import EventLog, Level
 from cphicache.events.types import DEVICE
-from cphicache.lifecycle import Input, State, Trigger
+from cphicache.lifecycle import Input
+from cphicache.lifecycle.names import COMMITTED, DEVICE_EVICT, LAYERS_IN_FLIGHT, RESERVED, RESET
 from cphicache.spaces.types import LogicalPage
 from cphicache.transfer.port import CopyStatus, OpKey, TransferPort
 from cphicache.tree import Node, RadixKey
@@ -285,7 +286,7 @@ class CpHiRadixCache:
             self._ops.call("pin_host", **self._ops.key(key), ticks=ticks)
         walk = self.state.tree.walk(key)
         whole = walk.path[:-1] if walk.partial_pages else walk.path
-        committed = list(takewhile(lambda node: node.backup.state is State.COMMITTED, whole))
+        committed = list(takewhile(lambda node: node.backup.state is COMMITTED, whole))
         return self._waiting.pin(committed, ticks)
 
     def evict(self, tokens: int) -> EvictResult:
@@ -445,7 +446,7 @@ class CpHiRadixCache:
     def _reset_backups(self) -> None:
         self._agreement.apply_outstanding()
         for record in sorted(self.state.pending.values(), key=lambda record: record.order):
-            self._backups.fire(record, Trigger.RESET, Input(reason="reset"))
+            self._backups.fire(record, RESET, Input(reason="reset"))
         self._agreement.drain()
 
     def flush(self) -> None:
@@ -461,10 +462,10 @@ class CpHiRadixCache:
         self._waiting.unpin(everything=True)
         self._reset_backups()
         for node in reversed(list(state.tree.nodes())):
-            if node.backup.state is State.COMMITTED:
-                self._backups.fire(node.backup, Trigger.RESET, Input(reason="flush"))
+            if node.backup.state is COMMITTED:
+                self._backups.fire(node.backup, RESET, Input(reason="flush"))
             if node.pages is not None:
-                self._backups.fire(node.backup, Trigger.DEVICE_EVICT, Input(reason="flush"))
+                self._backups.fire(node.backup, DEVICE_EVICT, Input(reason="flush"))
             else:
                 state.tree.remove(node)
 
@@ -538,7 +539,7 @@ class CpHiRadixCache:
         """A running request whose reservations all lie within ``key``: one that reaches beyond it belongs to a later insert."""
         request = self._running(rid)
         for op in request.ops:
-            if op.state in (State.RESERVED, State.LAYERS_IN_FLIGHT) and op.end_page > key.pages:
+            if op.state in (RESERVED, LAYERS_IN_FLIGHT) and op.end_page > key.pages:
                 raise CacheMisuse(
                     f"insert of {key.pages} pages of request {rid!r}, for which pages up to {op.end_page} are reserved: insert a chunk "
                     "before the next one is reserved, or both together"

@@ -8,7 +8,19 @@ from cphicache.engine.records import ALIVE, Backup, Load, Refusal
 from cphicache.engine.state import CacheState, add_need, sub_need
 from cphicache.engine.steps import Steps
 from cphicache.events import EventLog
-from cphicache.lifecycle import Input, State, Trigger
+from cphicache.lifecycle import Input, State
+from cphicache.lifecycle.names import (
+    COMMITTED,
+    DEVICE_VALID_HOST_NONE,
+    DRAINED,
+    HOST_EVICT,
+    LAYERS_IN_FLIGHT,
+    PARENT_COMMITTED,
+    PARENT_LOST,
+    RESERVE_RETRY,
+    RESERVED,
+    ROLLED_BACK,
+)
 from cphicache.transfer.port import HostSlotsExhausted, TransferPort
 from cphicache.tree import Node
 
@@ -59,9 +71,9 @@ class Effects:
         if self._state.quarantined is not None:
             return Refusal.QUARANTINED
         parent = self._parent_state(record)
-        if parent is State.ROLLED_BACK:
+        if parent is ROLLED_BACK:
             return Refusal.PARENT_ROLLING_BACK
-        if parent is State.DEVICE_VALID_HOST_NONE:
+        if parent is DEVICE_VALID_HOST_NONE:
             return Refusal.PARENT_NOT_BACKED
         if record.bound and record.node_id in self._state.waiting_for:
             return Refusal.SPLIT_AWAITED
@@ -70,8 +82,8 @@ class Effects:
     def _parent_state(self, record: Backup) -> State:
         if record.node is not None:
             parent = record.node.parent
-            return State.COMMITTED if parent is None or parent.is_root else parent.backup.state
-        return State.COMMITTED if record.parent is None else record.parent.state
+            return COMMITTED if parent is None or parent.is_root else parent.backup.state
+        return COMMITTED if record.parent is None else record.parent.state
 
     def room(self, record: Backup) -> bool:
         """See the port."""
@@ -95,7 +107,7 @@ class Effects:
 
     def parent_committed(self, record: Backup) -> bool:
         """See the port."""
-        return self._parent_state(record) is State.COMMITTED
+        return self._parent_state(record) is COMMITTED
 
     def on_device(self, record: Backup) -> bool:
         """See the port."""
@@ -159,17 +171,17 @@ class Effects:
         """See the port."""
         for node, trigger in self._victims(record) or ():
             self._steps.fire(node.backup, trigger, Input(reason="host_full"))
-            if trigger is Trigger.HOST_EVICT:
+            if trigger is HOST_EVICT:
                 self._state.tree.remove(node)
 
     def reserve_again(self, record: Backup) -> None:
         """See the port."""
-        self._steps.follow(Trigger.RESERVE_RETRY, (record,))
+        self._steps.follow(RESERVE_RETRY, (record,))
 
     # -- copying ----------------------------------------------------------------------------------------------------------------
     def copy_layers(self, record: Backup, given: Input) -> None:
         """See the port: the submission itself is one for all records of the batch."""
-        if record.state is State.RESERVED:
+        if record.state is RESERVED:
             self._state.counters.tokens_submitted += self._tokens(record)
         self._copying.append(record)
 
@@ -296,7 +308,7 @@ class Effects:
             raise AssertionError(f"split: expected a node and a record for its head, found {record.describe()} and {head!r}")
         head.node = state.tree.split(node, given.pages, head.node_id, head)
         record.fork_into(head)
-        if record.state is State.COMMITTED:
+        if record.state is COMMITTED:
             self._transfer.split_node(record.node_id, head.node_id, given.pages)
             head.owners, record.owners = record.owners[: given.pages], record.owners[given.pages :]
             head.need, record.need = state.need(head.owners), state.need(record.owners)
@@ -316,7 +328,7 @@ class Effects:
         state.counters.device_evictions += 1
         state.counters.device_evicted_tokens += node.length_tokens
         state.kv_event(stored=False, medium="device", node=node)
-        if record.state is State.COMMITTED:
+        if record.state is COMMITTED:
             state.alloc.free(state.tree.drop_device(node))
             self._holds.count_host_only(record, 1)
         else:
@@ -358,19 +370,19 @@ class Effects:
         """See the port."""
         if record.node is not None:
             children = (child.backup for child in record.node.children.values())
-            self._steps.follow(Trigger.PARENT_COMMITTED, (child for child in children if child.state is State.LAYERS_IN_FLIGHT))
+            self._steps.follow(PARENT_COMMITTED, (child for child in children if child.state is LAYERS_IN_FLIGHT))
 
     def lose_children(self, record: Backup) -> None:
         """See the port. In reservation order, in which they take numbers and give slots back."""
         children = [] if record.node is None else [child.backup for child in record.node.children.values()]
         pending = [child for child in (*children, *record.heirs) if child.state in ALIVE]
-        self._steps.follow(Trigger.PARENT_LOST, sorted(pending, key=_reservation_order))
+        self._steps.follow(PARENT_LOST, sorted(pending, key=_reservation_order))
         if not record.bound:
             self._holds.unlink(record)  # its parent may lose its host copy, and go, while it drains
 
     def drain_now(self, record: Backup) -> None:
         """See the port."""
-        self._steps.follow(Trigger.DRAINED, (record,))
+        self._steps.follow(DRAINED, (record,))
 
     def wake(self, record: Backup) -> None:
         """See the port."""

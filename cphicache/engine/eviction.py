@@ -11,7 +11,8 @@ from cphicache.engine.config import WriteBackShort, WritePolicy
 from cphicache.engine.records import Backup
 from cphicache.engine.state import CacheState
 from cphicache.events import EventLog
-from cphicache.lifecycle import PENDING, State, Trigger
+from cphicache.lifecycle import PENDING
+from cphicache.lifecycle.names import COMMITTED, DEVICE_EVICT, DEVICE_VALID_HOST_NONE
 from cphicache.tree import Node
 
 WRITE_BACK_SCAN = 256
@@ -77,7 +78,7 @@ class DeviceEviction:
             if node is None:
                 return
             tokens, kept = node.length_tokens, _is_backed_up(node)
-            self._backups.fire(node.backup, Trigger.DEVICE_EVICT)
+            self._backups.fire(node.backup, DEVICE_EVICT)
             demand.evicted += tokens
             demand.dropped += 0 if kept else tokens
 
@@ -148,7 +149,7 @@ class DeviceEviction:
         for node in nodes:
             chain: list[Node[Backup]] = []
             at: Node[Backup] | None = node
-            while at is not None and not at.is_root and at.backup.state is State.DEVICE_VALID_HOST_NONE:
+            while at is not None and not at.is_root and at.backup.state is DEVICE_VALID_HOST_NONE:
                 chain.append(at)
                 at = at.parent
             for member in reversed(chain):
@@ -162,4 +163,4 @@ def _may_go(without_copy: set[int], node: Node[Backup]) -> bool:
 
 
 def _is_backed_up(node: Node[Backup]) -> bool:
-    return node.backup.state is State.COMMITTED
+    return node.backup.state is COMMITTED

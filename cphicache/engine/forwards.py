@@ -10,7 +10,8 @@ from cphicache.engine.matching import backed_prefix
 from cphicache.engine.records import ALIVE, Backup, Batch, Refusal, Request
 from cphicache.engine.state import CacheState
 from cphicache.events import EventLog
-from cphicache.lifecycle import Input, State, Trigger
+from cphicache.lifecycle import Input
+from cphicache.lifecycle.names import ABORT, ROLLED_BACK
 from cphicache.spaces.types import LogicalPage
 from cphicache.transfer.port import TransferPort
 from cphicache.tree import RadixKey
@@ -55,7 +56,7 @@ class Forwards:
         if start >= key.pages:
             return True
         if blocker is not None:
-            rolling_back = blocker.state is State.ROLLED_BACK
+            rolling_back = blocker.state is ROLLED_BACK
             self._refused_before_forward(
                 request.rid, blocker, Refusal.PARENT_ROLLING_BACK if rolling_back else Refusal.PARENT_NOT_BACKED
             )
@@ -110,7 +111,7 @@ class Forwards:
         request.whole_pages = start_page if request.whole_pages is None else min(start_page, request.whole_pages)
         for op in request.ops:
             if op.end_page > start_page:
-                self._backups.fire(op, Trigger.ABORT, Input(reason=Refusal.PAYLOAD_NOT_STORED))
+                self._backups.fire(op, ABORT, Input(reason=Refusal.PAYLOAD_NOT_STORED))
 
     def _refused_before_forward(self, rid: str, blocker: Backup | None, reason: Refusal) -> None:
         self._state.counters.refused[reason] += 1

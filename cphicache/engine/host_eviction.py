@@ -8,7 +8,8 @@ from typing import TypeAlias
 from cphicache.engine.records import Backup
 from cphicache.engine.state import CacheState
 from cphicache.ledger import Need
-from cphicache.lifecycle import State, Trigger
+from cphicache.lifecycle import Trigger
+from cphicache.lifecycle.names import COMMITTED, DEVICE_VALID_HOST_NONE, HOST_EVICT, RECLAIM
 from cphicache.tree import Node
 from cphicache.tree.eviction import Candidates
 
@@ -38,7 +39,7 @@ class HostEviction:
             return state.ledger.fits_with(need, gained)
 
         def enough(node: Node[Backup]) -> bool:
-            victims.append((node, Trigger.HOST_EVICT))
+            victims.append((node, HOST_EVICT))
             return suffices(node)
 
         if state.tree.plan_host_victims(enough, lambda node: True) is not None:
@@ -76,7 +77,7 @@ class HostEviction:
                 continue  # filed again when it may be reclaimed once more
             aside.append(node)
             if self._reclaims(node, gone):
-                victims.append((node, Trigger.RECLAIM))
+                victims.append((node, RECLAIM))
                 gone.add(node.id)
                 found = suffices(node)
                 parent = node.parent
@@ -88,10 +89,8 @@ class HostEviction:
         return found
 
     def _keeps_host_copy(self, node: Node[Backup]) -> bool:
-        return node.parent is not None and node.backup.state is State.COMMITTED and node.pages is not None
+        return node.parent is not None and node.backup.state is COMMITTED and node.pages is not None
 
     def _reclaims(self, node: Node[Backup], gone: set[int]) -> bool:
         free = not node.host_ref and node.loading is None
-        return free and all(
-            child.id in gone or child.backup.state is State.DEVICE_VALID_HOST_NONE for child in node.children.values()
-        )
+        return free and all(child.id in gone or child.backup.state is DEVICE_VALID_HOST_NONE for child in node.children.values())

@@ -15,7 +15,16 @@ from cphicache.engine.holds import Holds
 from cphicache.engine.matching import blocks_split, loading_on
 from cphicache.engine.records import ALIVE, Backup, Request
 from cphicache.engine.state import CacheState
-from cphicache.lifecycle import Input, State, Trigger
+from cphicache.lifecycle import Input
+from cphicache.lifecycle.names import (
+    BIND,
+    BIND_DUPLICATE_PART,
+    BIND_DUPLICATE_WHOLE,
+    DEVICE_VALID_HOST_NONE,
+    HIT,
+    PARENT_LOST,
+    ROLLED_BACK,
+)
 from cphicache.spaces.types import LogicalPage
 from cphicache.tree import Node, RadixKey, Walk
 
@@ -117,16 +126,16 @@ class Inserts:
             if op.end_page <= matched:
                 for heir in list(op.heirs):
                     self._holds.hang(heir, parent)
-                self._backups.fire(op, Trigger.BIND_DUPLICATE_WHOLE, Input(reason="duplicate"))
+                self._backups.fire(op, BIND_DUPLICATE_WHOLE, Input(reason="duplicate"))
             else:
-                self._backups.fire(op, Trigger.BIND_DUPLICATE_PART, Input(reason="duplicate", pages=matched - op.start_page))
+                self._backups.fire(op, BIND_DUPLICATE_PART, Input(reason="duplicate", pages=matched - op.start_page))
 
     def _add_nodes(self, request: Request, chain: _Chain, end: int) -> list[Node[Backup]]:
         """Add what is new: one node for each reservation, and one for each stretch without."""
         alive = [op for op in request.ops if op.state in ALIVE]
         request.ops.clear()
         for op in alive:
-            if op.state is State.ROLLED_BACK or op.state is State.DEVICE_VALID_HOST_NONE:
+            if op.state is ROLLED_BACK or op.state is DEVICE_VALID_HOST_NONE:
                 continue  # lost with the one before it; it may still drain under its id, so its KV gets a node with another
             if op.start_page < chain.at or op.end_page > end:
                 raise AssertionError(
@@ -153,9 +162,9 @@ class Inserts:
         if parent is None:
             raise AssertionError(f"bind of {op.describe()}: expected a node of the tree, found {node}")
         self._holds.hang(op, parent)
-        self._backups.fire(op, Trigger.BIND, Input(reason=op.request, target=node))
-        if not parent.is_root and parent.backup.state in (State.DEVICE_VALID_HOST_NONE, State.ROLLED_BACK):
-            self._backups.fire(op, Trigger.PARENT_LOST, Input(reason="bound_under_unbacked_parent"))
+        self._backups.fire(op, BIND, Input(reason=op.request, target=node))
+        if not parent.is_root and parent.backup.state in (DEVICE_VALID_HOST_NONE, ROLLED_BACK):
+            self._backups.fire(op, PARENT_LOST, Input(reason="bound_under_unbacked_parent"))
 
     def _hit(self, request: Request, path: list[Node[Backup]], key_pages: int) -> None:
         """Count one hit a request and node, and back up what the policy says is worth it, parents first (R19)."""
@@ -165,9 +174,9 @@ class Inserts:
             if at <= request.hit_pages:
                 continue
             record = node.backup
-            self._backups.fire(record, Trigger.HIT)
+            self._backups.fire(record, HIT)
             state.tree.count_hit(node)
-            if stopped or record.state is not State.DEVICE_VALID_HOST_NONE:
+            if stopped or record.state is not DEVICE_VALID_HOST_NONE:
                 continue
             if self._is_due(record):
                 self._backups.reserve_stored(record, "hit")  # refused below a refused one, too: so it is tried again after it (R15)

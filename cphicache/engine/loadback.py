@@ -8,7 +8,8 @@ from cphicache.engine.eviction import DeviceEviction
 from cphicache.engine.records import Backup, Load, LoadAnswer, LoadState, Match, Refusal
 from cphicache.engine.state import CacheState
 from cphicache.events import EventLog
-from cphicache.lifecycle import Input, Trigger
+from cphicache.lifecycle import Input
+from cphicache.lifecycle.names import LOAD_AGREED, LOAD_DRAINED, LOAD_FAILED, LOAD_QUEUED
 from cphicache.transfer.port import LoadItem, TransferPort
 from cphicache.tree import Node
 
@@ -98,7 +99,7 @@ class LoadBacks:
             at += node.length_pages
         self._transfer.queue_load(load.load_id, items)
         for node, item in zip(chain, items, strict=True):
-            self._backups.fire(node.backup, Trigger.LOAD_QUEUED, Input(reason=rid, target=(load.load_id, item.pages)))
+            self._backups.fire(node.backup, LOAD_QUEUED, Input(reason=rid, target=(load.load_id, item.pages)))
         tree.lock(last)
         state.loads[load.load_id] = load
         load.number = self._backups.number(load)
@@ -148,7 +149,7 @@ class LoadBacks:
         load.state = LoadState.FAILED
         state.counters.load_backs_failed += 1
         for node in self._nodes(load):
-            self._backups.fire(node.backup, Trigger.LOAD_FAILED, Input(reason="doomed" if load.doomed else "copy_failed"))
+            self._backups.fire(node.backup, LOAD_FAILED, Input(reason="doomed" if load.doomed else "copy_failed"))
         for rid in load.readers:
             state.requests[rid].poisoned = True
         for other in list(state.loads.values()):
@@ -162,7 +163,7 @@ class LoadBacks:
             self.failed(load)
         if load.state is LoadState.QUEUED:
             for node in self._nodes(load):
-                self._backups.fire(node.backup, Trigger.LOAD_AGREED)
+                self._backups.fire(node.backup, LOAD_AGREED)
             state.tree.unlock(load.last)
             self._end(load)
         else:
@@ -179,7 +180,7 @@ class LoadBacks:
                 continue
             state.tree.unlock(load.last)
             for node in reversed(self._nodes(load)):
-                self._backups.fire(node.backup, Trigger.LOAD_DRAINED)
+                self._backups.fire(node.backup, LOAD_DRAINED)
             state.undoing.remove(load_id)
             self._end(load)
 

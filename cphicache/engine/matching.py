@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from cphicache.engine.records import Backup, LoadState, Match
 from cphicache.engine.state import CacheState
-from cphicache.lifecycle import PENDING, State
+from cphicache.lifecycle import PENDING
+from cphicache.lifecycle.names import COMMITTED, LAYERS_IN_FLIGHT, RESERVED
 from cphicache.tree import Node, RadixKey, Walk
 
 
@@ -26,13 +27,13 @@ def match_of(state: CacheState, walk: Walk[Backup]) -> Match:
                 break
             device_end += matched
             device_node = node
-        elif node.backup.state is State.COMMITTED and node.loading is None:
+        elif node.backup.state is COMMITTED and node.loading is None:
             host_nodes.append(node)
             host_tail = matched
             host_pages += matched
         else:
             break
-        if node.backup.state is State.COMMITTED:
+        if node.backup.state is COMMITTED:
             last_host_node = node
     tokens = host_pages * state.config.page_size
     if tokens < state.config.load_back_threshold or state.quarantined is not None:
@@ -70,7 +71,7 @@ def backed_prefix(walk: Walk[Backup]) -> tuple[int, Backup | None, Backup | None
     pages, record = 0, None
     last = len(walk.path) - 1
     for index, node in enumerate(walk.path):
-        if node.backup.state not in (State.COMMITTED, State.RESERVED, State.LAYERS_IN_FLIGHT):
+        if node.backup.state not in (COMMITTED, RESERVED, LAYERS_IN_FLIGHT):
             return pages, record, node.backup
         pages += walk.partial_pages if index == last and walk.partial_pages else node.length_pages
         record = node.backup

@@ -7,12 +7,13 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from cphicache.ledger import Need
-from cphicache.lifecycle import BackupRecord, State
+from cphicache.lifecycle import BackupRecord
+from cphicache.lifecycle.names import COMMITTED, LAYERS_IN_FLIGHT, RESERVED
 from cphicache.spaces.types import LogicalPage
 from cphicache.transfer.port import OpKey
 from cphicache.tree import Node, RadixKey, Walk
 
-ALIVE = frozenset({State.RESERVED, State.LAYERS_IN_FLIGHT})
+ALIVE = frozenset({RESERVED, LAYERS_IN_FLIGHT})
 """States of a backup that holds slots and may still commit."""
 
 
@@ -95,7 +96,7 @@ class Backup(BackupRecord):
     @property
     def has_host_copy(self) -> bool:
         """Whether the node's KV can be loaded back: host-visible on every rank."""
-        return self.state is State.COMMITTED
+        return self.state is COMMITTED
 
     @property
     def end_page(self) -> int:

@@ -13,7 +13,8 @@ from cphicache.engine.records import Backup, LoadState, Parked, Request
 from cphicache.engine.state import CacheState
 from cphicache.engine.waiting import Waiting
 from cphicache.events import EventLog
-from cphicache.lifecycle import Input, Trigger
+from cphicache.lifecycle import Input
+from cphicache.lifecycle.names import ABORT
 from cphicache.spaces.types import LogicalPage
 from cphicache.tree import Node, RadixKey
 
@@ -171,7 +172,7 @@ class Requests:
         if request is None:
             return
         for op in request.ops:
-            self._backups.fire(op, Trigger.ABORT, Input(reason=reason))
+            self._backups.fire(op, ABORT, Input(reason=reason))
         request.ops.clear()
         own = parked.row if parked is not None else row
         self._state.alloc.free(list(own[request.protected_pages :]))

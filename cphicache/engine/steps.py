@@ -9,11 +9,25 @@ from cphicache.engine.records import Backup, Refusal
 from cphicache.engine.state import CacheState
 from cphicache.events import EventLog
 from cphicache.events.render import Extra
-from cphicache.lifecycle import NO_INPUT, Input, LifecycleMachine, LifecyclePort, State, Trigger
+from cphicache.lifecycle import NO_INPUT, Input, LifecycleMachine, LifecyclePort, Trigger
+from cphicache.lifecycle.names import (
+    AGREED,
+    BIND,
+    DEVICE_VALID_HOST_NONE,
+    LAYER_STORED,
+    LAYERS_IN_FLIGHT,
+    PARENT_COMMITTED,
+    RESERVE,
+    RESERVE_RETRY,
+    RESERVED,
+    ROLLED_BACK,
+    SPLIT,
+    SPLIT_WANTED,
+)
 
 DETAILED = frozenset({
-    Trigger.RESERVE, Trigger.RESERVE_RETRY, Trigger.AGREED, Trigger.PARENT_COMMITTED, Trigger.BIND,
-    Trigger.SPLIT_WANTED, Trigger.SPLIT,
+    RESERVE, RESERVE_RETRY, AGREED, PARENT_COMMITTED, BIND,
+    SPLIT_WANTED, SPLIT,
 })  # fmt: skip
 """Triggers whose events have fields of their own."""
 
@@ -51,8 +65,8 @@ class Steps:
 
     def layers_stored(self, records: Iterable[Backup], given: Input) -> None:
         """Take this step with each pending one of these records, in order. Nothing follows from it."""
-        step, stored, log = self._counted_step, Trigger.LAYER_STORED, self._log
-        reserved, in_flight = State.RESERVED, State.LAYERS_IN_FLIGHT  # compared by identity: a set would hash them in Python
+        step, stored, log = self._counted_step, LAYER_STORED, self._log
+        reserved, in_flight = RESERVED, LAYERS_IN_FLIGHT  # compared by identity: a set would hash them in Python
         if log is None:
             self._step_each([r for r in records if (state := r.state) is in_flight or state is reserved], stored, given)
             return
@@ -91,15 +105,15 @@ class Steps:
         finally:
             self._depth -= 1
         self.taken += 1
-        if stale is None and record.state is before and trigger is not Trigger.RESERVE_RETRY:
+        if stale is None and record.state is before and trigger is not RESERVE_RETRY:
             return None  # the usual step, a layer's, changes no counter
         counters = self._state.counters
         if stale is not None:
             counters.stale[stale] += 1
-        elif record.state is State.ROLLED_BACK and before is not State.ROLLED_BACK:
+        elif record.state is ROLLED_BACK and before is not ROLLED_BACK:
             counters.rolled_back[trigger] += 1
-        elif trigger is Trigger.RESERVE_RETRY:
-            if record.state is State.RESERVED:
+        elif trigger is RESERVE_RETRY:
+            if record.state is RESERVED:
                 counters.eviction_retries_succeeded += 1
             else:
                 counters.eviction_retries_failed += 1
@@ -126,7 +140,7 @@ class Steps:
                 record.submitted,
                 record.confirmed,
                 self._state.no_need
-                if record.state is State.DEVICE_VALID_HOST_NONE
+                if record.state is DEVICE_VALID_HOST_NONE
                 else record.need,  # before it is reserved: what it would take
                 record.wasted_need,
                 self._ledger.used_by_rank,
@@ -139,13 +153,13 @@ class Steps:
 
     def _details(self, record: Backup, trigger: Trigger, given: Input) -> Extra:
         """What the log tells of some steps only, so that whoever replays it can see the tree, the copies and the refusals."""
-        if trigger is Trigger.SPLIT_WANTED:
+        if trigger is SPLIT_WANTED:
             return (("request", given.who),)
         parent = record.parent if record.node is None else None if record.node.parent is None else record.node.parent.backup
         details: Extra = (("parent", 0 if parent is None else parent.node_id),)
-        if trigger is Trigger.SPLIT and isinstance(given.target, Backup):
+        if trigger is SPLIT and isinstance(given.target, Backup):
             return *details, ("head", given.target.node_id), ("head_slots", sum(given.target.need))
-        if trigger in (Trigger.RESERVE, Trigger.RESERVE_RETRY):
+        if trigger in (RESERVE, RESERVE_RETRY):
             if record.request and not record.bound:
                 details = (*details, ("request", record.request))
             refusal, self._refusal = self._refusal, None

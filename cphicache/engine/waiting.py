@@ -7,7 +7,8 @@ from cphicache.engine.holds import Holds
 from cphicache.engine.records import Backup, Pin, Refusal, Waiter
 from cphicache.engine.state import CacheState
 from cphicache.events import EventLog
-from cphicache.lifecycle import Input, State, Trigger
+from cphicache.lifecycle import Input
+from cphicache.lifecycle.names import DEVICE_VALID_HOST_NONE, SPLIT_WANTED
 from cphicache.tree import Node
 from cphicache.tree.node import depth
 
@@ -28,7 +29,7 @@ class Waiting:
         """``rid`` waits until the backup of ``node`` has ended, at the latest until the deadline."""
         self.stop(rid)
         self._state.waiters[rid] = Waiter(rid, node.id, deadline_tick)
-        self._backups.fire(node.backup, Trigger.SPLIT_WANTED, Input(reason=why, who=rid))
+        self._backups.fire(node.backup, SPLIT_WANTED, Input(reason=why, who=rid))
 
     def is_waiting(self, rid: str) -> bool:
         """Whether a deferred request is to be passed over this round without asking again."""
@@ -78,7 +79,7 @@ class Waiting:
         nodes = [record.node for record in due if record.node is not None and record.node.pages is not None]
         for node in sorted(nodes, key=depth):  # equally deep ones in the order in which they were refused
             record = node.backup
-            if record.state is not State.DEVICE_VALID_HOST_NONE or not self._backups.fit(record):
+            if record.state is not DEVICE_VALID_HOST_NONE or not self._backups.fit(record):
                 continue
             record.retries += 1
             state.counters.retries += 1

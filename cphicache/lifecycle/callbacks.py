@@ -37,11 +37,11 @@ def _count_hit(record: BackupRecord, port: Port, given: Input) -> None:
 
 
 def _copy_layers(record: BackupRecord, port: Port, given: Input) -> None:
-    submitted, reported = record.submitted[given.payload], given.layers_mask
+    at, reported, masks = given.payload, given.layers_mask, record.submitted
+    submitted = masks[at]
     if submitted & reported:  # a layer is copied once, also when it is reported again together with new ones
         given = replace(given, layers=tuple(layer for layer in given.layers if not submitted >> layer & 1))
     port.copy_layers(record, given)
-    masks, at = record.submitted, given.payload
     mask = submitted | reported
     record.submitted = (mask,) if len(masks) == 1 else (*masks[:at], mask, *masks[at + 1 :])
 

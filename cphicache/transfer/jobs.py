@@ -26,7 +26,7 @@ class CopyJob:
     ``error`` is written by the stream thread before the copy's event completes; everything else belongs to the scheduler thread.
     """
 
-    __slots__ = ("device_pages", "ended", "error", "host_pages", "key", "last_event", "owned_pages")
+    __slots__ = ("batch", "device_pages", "ended", "error", "host_pages", "key", "owned_pages")
 
     def __init__(
         self,
@@ -39,9 +39,15 @@ class CopyJob:
         self.owned_pages = owned_pages
         self.device_pages = device_pages
         self.host_pages = host_pages
-        self.last_event: Event | None = None
+        self.batch: CopyBatch | None = None
+        """The last one that was submitted with copies of this job."""
         self.error: Exception | None = None
         self.ended = False
+
+    @property
+    def last_event(self) -> Event | None:
+        """After the last submitted copy; None while there is none."""
+        return None if self.batch is None else self.batch.event
 
 
 class BackupJob(CopyJob):
@@ -199,10 +205,10 @@ class _Part(NamedTuple):
 class CopyBatch:
     """The pages of several jobs for one payload, as they were at submission: a later shrink does not change them.
 
-    ``host`` and ``device`` pair page by page.
+    ``host`` and ``device`` pair page by page. ``event`` comes after its last submitted copy (:meth:`submitted`).
     """
 
-    __slots__ = ("device", "host", "parts", "payload")
+    __slots__ = ("device", "event", "host", "parts", "payload")
 
     def __init__(self, payload: str, parts: Sequence[_Part], page_size: int) -> None:
         self.payload = payload
@@ -214,6 +220,14 @@ class CopyBatch:
             device = [page for part in parts for page in part.device_pages]
         self.host = PageSlots(host, page_size)
         self.device = PageSlots(device, page_size)
+        self.event: Event | None = None
+
+    def submitted(self, event: Event) -> None:
+        """Copies of its jobs have been submitted, after which ``event`` comes. Nothing is done for each job but the first time."""
+        if self.event is None:
+            for part in self.parts:
+                part.job.batch = self
+        self.event = event
 
     @classmethod
     def of(cls, payload: str, jobs: Iterable[CopyJob], page_size: int) -> CopyBatch:

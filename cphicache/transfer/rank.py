@@ -123,20 +123,19 @@ class RankTransfer:
         last = self._last_batch
         known = last is not None and last.ops == ops
         jobs = last.jobs if last is not None and known else [self._backup(op, "submit_layers") for op in ops]
-        self._mark_submitted(jobs, payload, mask)
+        self._mark_submitted(jobs, payload, mask, first=not known)
         if last is not None and known and last.batch.payload == payload:
             batch = last.batch
         else:
             batch = CopyBatch.of(payload, [job for job in jobs if job.device_pages], self._layout.page_size)
-            self._last_batch = _Submitted(ops, jobs, batch)
+            if mask:
+                self._last_batch = _Submitted(ops, jobs, batch)
         if not batch.parts or not layers:
             return
         write = self._streams.stream("write")
         write.wait(self._streams.stream("compute").record(), Wait.STORE_TO_COPY)
         self._writer.queue(write, batch, layers)
-        event = write.record()
-        for part in batch.parts:
-            part.job.last_event = event
+        batch.submitted(write.record())
 
     def status(self, op: OpKey) -> CopyStatus:
         """Local progress of a backup; never blocks."""
@@ -330,20 +329,20 @@ class RankTransfer:
             for layer in range(self._layers[payload]):
                 self._loader.queue(stream, batch, (layer,))
                 producer.events[payload, layer] = stream.record()
-        last_event = stream.record()
-        for job in owning:
-            job.last_event = last_event
+            batch.submitted(stream.record())
         return index
 
-    def _mark_submitted(self, jobs: Sequence[BackupJob], payload: str, mask: int) -> None:
+    def _mark_submitted(self, jobs: Sequence[BackupJob], payload: str, mask: int, *, first: bool = True) -> None:
+        """``first``: none of these may have been submitted before."""
         for job in jobs:
-            submitted = job.submitted[payload]
+            marks = job.submitted
+            submitted = marks[payload]
             if submitted & mask:
                 layer = (submitted & mask).bit_length() - 1
                 raise TransferInternalError(f"submit_layers {job.key}: expected {payload} layer {layer} once, found it twice")
-            if not job.owned_pages and mask and not any(job.submitted.values()):
+            if first and not job.owned_pages and mask and not any(marks.values()):
                 self._noop_completions += 1
-            job.submitted[payload] = submitted | mask
+            marks[payload] = submitted | mask
 
     def _mask(self, payload: str, layers: Sequence[int], where: str) -> int:
         """``layers`` as bits, each once and in the payload."""

@@ -87,7 +87,7 @@ BUGS = (
     Bug(
         "children of a lost extent stay pending",
         "cphicache/engine/*.py",
-        "        self._steps.follow(Trigger.PARENT_LOST, sorted(pending, key=_reservation_order))\n",
+        "        self._steps.follow(PARENT_LOST, sorted(pending, key=_reservation_order))\n",
         "",
         "explore chain-disjoint",
     ),
@@ -150,7 +150,7 @@ BUGS = (
     Bug(
         "a node that is still being backed up counts as a host hit",
         "cphicache/engine/matching.py",
-        "        if node.backup.state is State.COMMITTED:\n            last_host_node = node",
+        "        if node.backup.state is COMMITTED:\n            last_host_node = node",
         "        last_host_node = node",
         "test tests/engine/test_loadback_match.py::test_pending_nodes_are_device_hits_only",
     ),

@@ -1,4 +1,4 @@
-"""``cphicache study overlap`` and ``cphicache study hits``. Exit status: 0 fine, 2 unusable input, 130 interrupted."""
+"""``cphicache study overlap``, ``hits`` and ``serve``. Exit status: 0 fine, 2 unusable input, 130 interrupted."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from cphicache.run.study.results import read_rows, write_rows
 
 if TYPE_CHECKING:
     from cphicache.run.study.overlap import Setting
+    from cphicache.run.study.serve import ServeConfig
 
 SWEEP_GB_PER_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 50.0, 100.0, 180.0)
 
@@ -204,6 +205,78 @@ def hits_command(
         f"{about['trace']}, {len(served):,} requests of {tokens:,} prompt tokens; without limits {bound / tokens:.1%} are hits"
     )
     console.print(table)
+
+
+@study_command.command("serve", cls=OneLineCommand)
+@click.option("--trace", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Mooncake JSONL; default: synthetic.")
+@click.option("--requests", type=click.IntRange(1), help="The first so many requests; of the synthetic workload 400.")
+@click.option("--device-tokens", type=click.IntRange(1), default=1_000_000, show_default=True, help="Device pool.")
+@click.option("--host-tokens", type=click.IntRange(1), default=4_000_000, show_default=True, help="Host pool.")
+@click.option("--page-size", type=click.IntRange(1, 1024), default=64, show_default=True, help="Tokens of a page.")
+@click.option("--cp-size", type=click.IntRange(1, 64), default=1, show_default=True, help="CP ranks.")
+@click.option("--layers", type=click.IntRange(1, 1024), default=61, show_default=True, help="Layers.")
+@click.option("--no-overlap", is_flag=True, help="Back up all layers after the forward.")
+@click.option("--flame", type=click.Path(dir_okay=False, path_type=Path), help="Write a flame graph: .html, or .json (speedscope).")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=Path("out/study-serve.json"), show_default=True)
+def serve_command(
+    *, trace: Path | None, requests: int | None, no_overlap: bool, flame: Path | None, out: Path, **sizes: Any
+) -> None:
+    """What a trace at its real lengths costs the scheduler's thread: requests a second, CPU time by part, peak memory.
+
+    Tree, lifecycle, ledger and eviction are the real ones; pools have their real size and hold no bytes. An interrupt writes and shows
+    how far it came.
+    """
+    from cphicache.run.study.profile import CostedRun, flame_graph
+    from cphicache.run.study.serve import ServeConfig
+
+    served = _read(trace, requests)
+    config = ServeConfig(overlap=not no_overlap, **sizes)
+    interrupted = False
+    try:
+        with _progress("serving", len(served)) as advance, flame_graph(flame):
+            run = CostedRun(config, served, advance)
+            try:
+                run.run()
+            except KeyboardInterrupt:
+                interrupted = True
+    except ValueError as error:
+        raise Failure(str(error)) from error
+    row = run.row()
+    about = {
+        "trace": trace.name if trace else "synthetic",
+        **asdict(config),
+        "profiled": flame is not None,
+        "whole": not interrupted,
+    }
+    write_rows(out, {"study": "serve", "about": about, "rows": [row]})
+    _show_served(about["trace"], config, row)
+    if interrupted:
+        click.echo(f"cphicache: interrupted after {row['requests']:,} of {row['of']:,} requests; that part is in {out}", err=True)
+        sys.exit(130)
+
+
+def _show_served(name: str, config: ServeConfig, row: dict[str, Any]) -> None:
+    console = Console(soft_wrap=True)
+    console.print(
+        f"{name}: {row['requests']:,} of {row['of']:,} requests, {row['prompt tokens']:,} prompt tokens, {config.layers} layers; "
+        f"device pool of {config.device_tokens:,} tokens, host pool of {config.host_tokens:,}"
+    )
+    table = Table("", "", box=None, pad_edge=False, show_header=False)
+    table.columns[1].justify = "right"
+    table.add_row("requests a second", f"{row['requests a second']:,.0f}")
+    table.add_row("CPU time", f"{row['cpu s']:,.1f} s, for {row['virtual s']:,.0f} s of the trace")
+    table.add_row("peak memory", f"{row['peak memory bytes'] / 2**20:,.0f} MiB")
+    for figure in ("backups reserved", "backups committed", "backups rolled back", "backups refused", "tokens a committed backup"):
+        table.add_row(figure, f"{row[figure]:,.0f}")
+    for figure in ("device evictions", "evicted without host copy", "host evictions", "device hits", "host hits", "retracted"):
+        table.add_row(figure, f"{row[figure]:,}")
+    console.print(table)
+    parts = Table("part", "seconds", "share", box=None, pad_edge=False)
+    for column in parts.columns[1:]:
+        column.justify = "right"
+    for part, seconds in row["seconds by part"].items():
+        parts.add_row(part, f"{seconds:,.2f}", f"{seconds / max(row['cpu s'], 1e-9):.1%}")
+    console.print(parts)
 
 
 def _read(trace: Path | None, limit: int | None) -> list[Any]:

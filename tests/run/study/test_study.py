@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import orjson
 import pytest
@@ -180,3 +182,89 @@ def test_the_command_line_writes_what_plots_draw(tmp_path: Path) -> None:
     written = write_plots(results, tmp_path / "plots")
     assert [path.name for path in written] == ["cost-over-tree.svg", "overlap.svg", "hits.svg"]
     assert all(path.read_text(encoding="utf-8").rstrip().endswith("</svg>") for path in written)
+
+
+class _Profiler:
+    """What is used of pyinstrument's."""
+
+    def __init__(self, *, interval: float, async_mode: str) -> None:
+        self.calls = [f"{interval} {async_mode}"]
+
+    def start(self) -> None:
+        self.calls.append("start")
+
+    def stop(self) -> None:
+        self.calls.append("stop")
+
+    def output(self, renderer: object) -> str:
+        return " ".join([*self.calls, str(renderer)])
+
+
+def _with_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    package, renderers = ModuleType("pyinstrument"), ModuleType("pyinstrument.renderers")
+    vars(package)["Profiler"] = _Profiler
+    vars(renderers).update(HTMLRenderer=lambda: "html", SpeedscopeRenderer=lambda: "speedscope")
+    monkeypatch.setitem(sys.modules, "pyinstrument", package)
+    monkeypatch.setitem(sys.modules, "pyinstrument.renderers", renderers)
+
+
+def test_what_a_trace_costs_is_written_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R27: ``study serve`` gives requests a second, time a part and memory; its figures are the server's own, in the file and on the
+    screen, and a flame graph is of the whole run."""
+    _with_profiler(monkeypatch)
+    out, flame = tmp_path / "out" / "serve.json", tmp_path / "deep" / "flame.html"
+    sizes = ["--device-tokens", "65536", "--host-tokens", "131072", "--layers", "2"]
+    found = CliRunner().invoke(study_command, ["serve", "--requests", "20", *sizes, "--out", str(out), "--flame", str(flame)])
+    assert found.exit_code == 0, found.output
+    results = read_rows(out, "serve")
+    (row,) = results["rows"]
+    assert (row["requests"], row["of"], row["too long"]) == (20, 20, 0)
+    assert row["backups committed"] == row["backups reserved"] - row["backups rolled back"] > 0
+    assert row["tokens a committed backup"] >= 64
+    assert row["peak memory bytes"] > 1 << 20
+    assert sum(row["seconds by part"].values()) == pytest.approx(row["cpu s"])
+    assert results["about"]["trace"] == "synthetic"
+    assert (results["about"]["profiled"], results["about"]["whole"]) == (True, True)
+    assert f"{row['backups committed']:,}" in found.output
+    assert "alloc and evict" in found.output
+    assert flame.read_text() == "0.001 disabled start stop html"
+
+
+def test_an_interrupted_trace_says_how_far_it_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R27: an interrupt ends with status 130; what was served until then is shown and written, the flame graph too."""
+    _with_profiler(monkeypatch)
+    finish = TraceServer._finish
+
+    def interrupted(server: TraceServer, job: object) -> None:
+        finish(server, job)  # type: ignore[arg-type]
+        if server.served.finished == 7:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(TraceServer, "_finish", interrupted)
+    out, flame = tmp_path / "serve.json", tmp_path / "flame.json"
+    found = CliRunner().invoke(
+        study_command, ["serve", "--requests", "20", "--layers", "1", "--out", str(out), "--flame", str(flame)]
+    )
+    assert found.exit_code == 130
+    assert "interrupted after 7 of 20 requests" in found.output
+    results = read_rows(out, "serve")
+    assert results["about"]["whole"] is False
+    assert results["rows"][0]["requests"] == 7
+    assert flame.read_text().endswith("speedscope")
+
+
+def test_a_flame_graph_that_cannot_be_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R35: another ending, a profiler that is not there, and a place that cannot be written to are told with the remedy."""
+    runner = CliRunner()
+    arguments = ["serve", "--requests", "2", "--layers", "1", "--out", str(tmp_path / "serve.json"), "--flame"]
+    monkeypatch.setitem(sys.modules, "pyinstrument", None)
+    for name, remedy in (("flame.svg", "give one of these"), ("flame.html", "pip install 'cphicache[profile]'")):
+        found = runner.invoke(study_command, [*arguments, str(tmp_path / name)])
+        assert found.exit_code == 2
+        (line,) = found.output.splitlines()
+        assert line.endswith(remedy)
+    _with_profiler(monkeypatch)
+    (tmp_path / "file").write_text("")
+    found = runner.invoke(study_command, [*arguments, str(tmp_path / "file" / "flame.html")])
+    assert found.exit_code == 2
+    assert "give another file" in found.output
