@@ -8,6 +8,9 @@ from serving import call, models, reference, run_script, served
 from soak import faults, options
 from workload import WHOLE
 
+from cphicache.events import read_events
+from cphicache.replay import replay
+
 
 def tokens(result):
     return {rid: told["tokens"] for rid, told in result["served"].items() if isinstance(told, dict)}
@@ -108,6 +111,19 @@ def test_prompt_whose_insert_was_declined_is_found_before_its_request_ends():
     reference = served("llama", "declined", "none")
     assert tokens(result)["same"] == tokens(reference)["same"]
     assert tokens(result)["long"] == tokens(reference)["long"]
+    assert result["watch"]["findings"] == []
+
+
+@pytest.mark.parametrize("overlap_schedule", [True, False])
+def test_idle_iterations_leave_no_events(overlap_schedule, tmp_path):
+    """R36, R37: while there is nothing to do, no tick is taken and nothing is logged; the log replays without a finding."""
+    given = {"disable_overlap_schedule": not overlap_schedule}
+    log = tmp_path / "events.jsonl"
+    result = served("llama", "idle", options=given, variables={"CPHICACHE_LOG": str(log), "CPHICACHE_LOG_LEVEL": "ops"})
+    assert result["served"]["ticks"] < 10
+    assert sum(event.get("call") == "begin_tick" for event in read_events(log)) < 50
+    report = replay([log])
+    assert report.is_clean, report.text()
     assert result["watch"]["findings"] == []
 
 

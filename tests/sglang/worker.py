@@ -148,6 +148,10 @@ class Watch:
         }  # fmt: skip
 
 
+IDLE = 500
+"""Iterations."""
+
+
 def told(req):
     return {
         "tokens": list(req.output_ids_through_stop), "retracted": req.retracted_stain, "cached": req.cached_tokens,
@@ -340,6 +344,20 @@ def serve_declined(rig, config):
     return {"declined": sum(declined[:1]), **{req.rid: told(req) for req in made}}
 
 
+def serve_idle(rig, config):
+    """A request, and many iterations in which there is nothing to do; then another request."""
+    _, prompt = prompts(41)
+    first = told(rig.generate("first", prompt(100)))
+    ticks = []
+
+    def callback():
+        ticks.append(rig.cache.engine.state.tick)
+        return len(ticks) == IDLE
+
+    rig.loop(callback)
+    return {"first": first, "ticks": ticks[-1] - ticks[0], "second": told(rig.generate("second", prompt(100)))}
+
+
 def serve_flush(rig, config):
     """A flush while backups are in flight, then the same prompt again."""
     _, prompt = prompts(5)
@@ -378,7 +396,8 @@ def serve_retract(rig, config):
 
 
 SCENARIOS = {
-    "basic": serve_basic, "random": serve_random, "retract": serve_retract, "preempt": serve_preempt, "waiting": serve_waiting, "declined": serve_declined,
+    "basic": serve_basic, "random": serve_random, "retract": serve_retract, "preempt": serve_preempt, "waiting": serve_waiting,
+    "declined": serve_declined, "idle": serve_idle,
     "flush": serve_flush, "namespaces": serve_namespaces, "abort_all": serve_abort_all, "preempt_full": serve_preempt_full,
     "events": serve_events, "drafts": serve_drafts,
 }  # fmt: skip
