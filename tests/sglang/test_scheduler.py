@@ -155,6 +155,21 @@ def test_request_of_one_token_on_a_failed_load_back_is_aborted(overlap_schedule)
     assert result["watch"]["findings"] == []
 
 
+@pytest.mark.parametrize("overlap_schedule", [True, False])
+def test_request_that_is_taken_back_before_its_load_back_is_known_to_have_failed_is_aborted(overlap_schedule):
+    """R25: a retraction asks whether what the request has read was right. It was not: the request does not go on with the tokens that it
+    has, it is aborted, and nothing computed from the load-back is found later."""
+    given = {"enable_priority_scheduling": True, "max_running_requests": 1, "priority_scheduling_preemption_threshold": 1}
+    result = served("llama", "failed_late", fail_load=True, options=given | {"disable_overlap_schedule": not overlap_schedule})
+    told = result["served"]
+    assert (told["known_before"], told["preempted"]) == (0, True), "the failure was known before: nothing is tested"
+    assert result["watch"]["load_backs_failed"] == 1
+    assert told["slow"]["reason"] == "FINISH_ABORT"
+    assert told["urgent"]["reason"] == told["again"]["reason"] == WHOLE
+    assert told["again"]["tokens"] == told["first"]["tokens"]
+    assert result["watch"]["findings"] == []
+
+
 def test_all_requests_are_aborted_with_backups_in_flight():
     """R18: an abort of everything and a flush leave nothing behind, and the cache serves on."""
     result = served("llama", "abort_all", delay_us=200_000)
