@@ -47,12 +47,13 @@ test-ranks: $(STAMP)  ## faults, delays and sizes over rank processes   (minutes
 	@$(BIN)/python -m pytest -n 2 -m soak tests/ranks $(ARGS)
 
 test-sglang: .venv-sglang/.set-up  ## run the tests inside the real SGLang 0.5.20, on the CPU   (minutes, 2 GB; ARGS as for test)
-	@.venv-sglang/bin/python -m pytest -n 2 --dist loadfile tests/sglang $(ARGS)
+	@.venv-sglang/bin/python -m pytest -n 2 --dist loadfile -m "not soak" tests/sglang $(ARGS)
 
 test-sglang-0523: .venv-sglang-0523/.set-up  ## the same inside SGLang 0.5.23   (minutes, 2 GB)
-	@.venv-sglang-0523/bin/python -m pytest -n 2 --dist loadfile tests/sglang $(ARGS)
+	@.venv-sglang-0523/bin/python -m pytest -n 2 --dist loadfile -m "not soak" tests/sglang $(ARGS)
 
 soak-sglang: .venv-sglang/.set-up  ## 300 random requests in every combination, and the table against SGLang's own cache   (long; ARGS="--only soak")
+	@.venv-sglang/bin/python -m pytest -m soak tests/sglang
 	@.venv-sglang/bin/python tests/sglang/soak.py --docs docs/sglang.md $(ARGS)
 
 check: $(STAMP)  ## format, lint, types, import rules, generated files

@@ -162,6 +162,17 @@ class CpHiRadixCache:
         poisoned = [request.rid for request in state.requests.values() if request.poisoned]
         return TickReport(state.tick, poisoned, inserted, dropped)
 
+    def is_at_rest(self) -> bool:
+        """Whether a tick would change nothing but its own number: nothing is in flight, nobody runs or waits, nothing is to be tried again.
+
+        Equal on every rank. Whoever takes no tick meanwhile leaves no event in the log either.
+        """
+        state = self.state
+        busy = state.numbered or state.outstanding or state.undoing or state.pending or state.batches
+        waiting = state.requests or state.waiters or state.pins
+        untried = state.retries and state.retried_epoch != state.ledger.freed_epoch
+        return not (busy or waiting or untried)
+
     def _observe_device(self, log: EventLog) -> None:
         used = self.config.usable_pages * self.config.page_size - self.available_size()
         if (used, self.evictable_size()) != self._device_seen:

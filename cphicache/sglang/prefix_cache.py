@@ -87,6 +87,7 @@ class CphicachePrefixCache(BasePrefixCache):
         self.preempted: list[Any] = []
         """Whom SGLang has preempted in this round; for the hooks."""
         self._computed = False  # whether a forward was started since the last tick
+        self._rests = False  # whether the last tick was an idle one
         self._events = ServerEvents(self.page_size) if params.enable_kv_cache_events else None
         if self._events is not None:
             engine.listen(self._events.hear)
@@ -222,7 +223,15 @@ class CphicachePrefixCache(BasePrefixCache):
 
     # -- the scheduler's iteration ------------------------------------------------------------------------------------------
     def check_hicache_events(self) -> None:
-        """One tick. Requests that read a load-back which has failed are aborted. Raises ``GroupBroken`` when a rank is lost."""
+        """One tick. Requests that read a load-back which has failed are aborted. Raises ``GroupBroken`` when a rank is lost.
+
+        SGLang calls this some thousand times a second while it has nothing to do: the first idle iteration is a tick, those after it are
+        left out as long as nothing would happen in them.
+        """
+        if not self._computed and self._rests and self.engine.is_at_rest():
+            self._on_tick(self.engine.state.tick)
+            return
+        self._rests = not self._computed
         with _telling():
             report = self.engine.begin_tick(idle=not self._computed)
             if self._alone and self.engine.state.outstanding:

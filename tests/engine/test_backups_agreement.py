@@ -308,3 +308,36 @@ def test_what_has_ended_everywhere_can_be_agreed_within_a_tick() -> None:
     assert (rig.state("ef"), rig.cache.counters.drain_reductions) == (C, 3), "the tick's own reduction is waited for"
     rig.logs_agree()
     rig.rest()
+
+
+def test_a_cache_in_which_nothing_would_happen_is_at_rest() -> None:
+    """R36: with a request, a copy in flight, or a refused node that has room now, a tick has something to do; else it may be left out."""
+
+    def rests(rig: Rig) -> bool:
+        return bool(rig.each(lambda side: side.cache.is_at_rest()))
+
+    rig = Rig(host_slots=4)
+    assert rests(rig)
+    rig.hold()
+    rig.begin("r1", "ab")
+    assert not rests(rig), "a request runs"
+    rig.abort("r1")
+    assert rests(rig)
+    rig.serve("r2", "ab")
+    rig.serve("r3", "cdef")
+    assert not rests(rig), "a copy is in flight"
+    rig.finish_all()
+    rig.settle()
+    assert (rig.states("ab", "cdef"), rests(rig)) == ([C, N], True)
+    rig.begin("r4", "gh")
+    rig.chunk("r4")
+    rig.abort("r4")
+    rig.forward()
+    assert not rests(rig), "host slots were freed: the refused node is to be tried again"
+    rig.tick()
+    assert rests(rig)
+    rig.each(lambda side: side.cache.pin_host(rig.key("ab"), 2))
+    assert not rests(rig), "a pin is to end"
+    rig.tick(2)
+    assert rests(rig)
+    rig.rest()

@@ -6,7 +6,7 @@ from functools import cache
 from importlib.metadata import version
 
 import pytest
-from serving import HERE, environment, models, run_script
+from serving import HERE, WORK, environment, models, run_script
 
 from cphicache.events import read_events
 from cphicache.replay import replay
@@ -22,8 +22,22 @@ HIERARCHICAL = {
 }  # fmt: skip
 
 
-def serve(options, watched, **variables):
-    config = {"model": str(models() / "llama"), "seeds": SEEDS, "requests": REQUESTS, "options": options}
+EAGLE = {
+    "speculative_algorithm": "EAGLE", "speculative_draft_model_path": str(WORK / "eagle"), "speculative_num_steps": 2,
+    "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 3,
+}  # fmt: skip
+RUNS = [
+    pytest.param("llama", {"tp_size": 2}, id="tp"),
+    pytest.param("llama", {"tp_size": 2, "attn_cp_size": 2}, id="attention_cp"),
+    pytest.param("mla", {"tp_size": 2}, id="mla", marks=pytest.mark.soak),
+    pytest.param("drafted", {"tp_size": 2, **EAGLE}, id="eagle", marks=pytest.mark.soak),
+]
+"""Model and options. Each takes a minute of two cores."""
+
+
+def serve(model, options, watched, **variables):
+    watched |= {"drafts": "speculative_algorithm" in options}
+    config = {"model": str(models() / model), "seeds": SEEDS, "requests": REQUESTS, "options": options}
     path = os.pathsep.join([environment()["PYTHONPATH"], str(HERE / "plugin"), str(HERE)])
     cores = "|".join(str(rank) for rank in range(options["tp_size"]))
     variables |= {"PYTHONPATH": path, "SERVED_RANKS": json.dumps(watched), "SGLANG_CPU_OMP_THREADS_BIND": cores}
@@ -33,16 +47,16 @@ def serve(options, watched, **variables):
 
 
 @cache
-def _uncached(tp_size, attn_cp_size):
+def _uncached(model, tp_size, attn_cp_size):
     options = {"tp_size": tp_size, "attn_cp_size": attn_cp_size, "max_total_tokens": 2048, "disable_radix_cache": True}
-    return [[told["tokens"] for told in phase] for phase in serve(options, {})]
+    return [[told["tokens"] for told in phase] for phase in serve(model, options, {})]
 
 
-def reference(attn_cp_size):
-    """The tokens of one rank without any cache; of attention CP where its own are others, which is so on a CPU with SGLang 0.5.23."""
+def reference(model, attn_cp_size):
+    """The tokens of one rank without any cache, and without drafts; of attention CP where its own are others, which is so on a CPU with SGLang 0.5.23."""
     if attn_cp_size > 1 and version("sglang") != "0.5.20":
-        return _uncached(2, attn_cp_size)
-    return _uncached(1, 1)
+        return _uncached(model, 2, attn_cp_size)
+    return _uncached(model, 1, 1)
 
 
 def ticks_of_local_ends(log):
@@ -54,16 +68,16 @@ def ticks_of_local_ends(log):
     }
 
 
-@pytest.mark.parametrize("options", [{"tp_size": 2}, {"tp_size": 2, "attn_cp_size": 2}], ids=["tp", "attention_cp"])
-def test_ranks_take_the_same_steps_and_give_the_tokens_of_one(options, tmp_path):
+@pytest.mark.parametrize(("model", "given"), RUNS)
+def test_ranks_take_the_same_steps_and_give_the_tokens_of_one(model, given, tmp_path):
     """R10-R12, R20-R23: two ranks are asked the same and do the same at the same ticks, however fast their copies are; a copy that fails on
     one is rolled back on both; their tokens are those of one rank without a cache; some of the KV comes from the host; the checker finds
     nothing on either rank."""
-    options |= HIERARCHICAL | {"max_total_tokens": 640}
+    options = given | HIERARCHICAL | {"max_total_tokens": 640}
     watched = {"out": str(tmp_path / "watched"), "delay_us": 4000, "slow": 1}
     logs = {"CPHICACHE_LOG": str(tmp_path / "events.jsonl"), "CPHICACHE_LOG_LEVEL": "ops"}
-    answers = serve(options, watched, **logs)
-    assert [[told["tokens"] for told in phase] for phase in answers] == reference(options.get("attn_cp_size", 1))
+    answers = serve(model, options, watched, **logs)
+    assert [[told["tokens"] for told in phase] for phase in answers] == reference(model, options.get("attn_cp_size", 1))
     assert all(sum(told["host"] for told in phase) > 0 for phase in answers)
 
     paths = [tmp_path / f"events.rank{rank}.jsonl" for rank in range(2)]

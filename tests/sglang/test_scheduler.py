@@ -8,6 +8,9 @@ from serving import call, models, reference, run_script, served
 from soak import faults, options
 from workload import WHOLE
 
+from cphicache.events import read_events
+from cphicache.replay import replay
+
 
 def tokens(result):
     return {rid: told["tokens"] for rid, told in result["served"].items() if isinstance(told, dict)}
@@ -111,6 +114,19 @@ def test_prompt_whose_insert_was_declined_is_found_before_its_request_ends():
     assert result["watch"]["findings"] == []
 
 
+@pytest.mark.parametrize("overlap_schedule", [True, False])
+def test_idle_iterations_leave_no_events(overlap_schedule, tmp_path):
+    """R36, R37: while there is nothing to do, no tick is taken and nothing is logged; the log replays without a finding."""
+    given = {"disable_overlap_schedule": not overlap_schedule}
+    log = tmp_path / "events.jsonl"
+    result = served("llama", "idle", options=given, variables={"CPHICACHE_LOG": str(log), "CPHICACHE_LOG_LEVEL": "ops"})
+    assert result["served"]["ticks"] < 10
+    assert sum(event.get("call") == "begin_tick" for event in read_events(log)) < 50
+    report = replay([log])
+    assert report.is_clean, report.text()
+    assert result["watch"]["findings"] == []
+
+
 def test_nobody_is_preempted_for_a_request_that_has_to_wait():
     """R17: with priorities, a running request is not taken back for one that would be passed over; both end, with the right tokens."""
     priorities = {"enable_priority_scheduling": True, "max_running_requests": 1, "priority_scheduling_preemption_threshold": 1}
@@ -136,6 +152,21 @@ def test_request_of_one_token_on_a_failed_load_back_is_aborted(overlap_schedule)
     result = served("llama", "basic", fail_load=True, back_tokens=1, options=given)
     assert result["watch"]["load_backs_failed"] == 1
     assert result["served"]["back"]["reason"] == "FINISH_ABORT"
+    assert result["watch"]["findings"] == []
+
+
+@pytest.mark.parametrize("overlap_schedule", [True, False])
+def test_request_that_is_taken_back_before_its_load_back_is_known_to_have_failed_is_aborted(overlap_schedule):
+    """R25: a retraction asks whether what the request has read was right. It was not: the request does not go on with the tokens that it
+    has, it is aborted, and nothing computed from the load-back is found later."""
+    given = {"enable_priority_scheduling": True, "max_running_requests": 1, "priority_scheduling_preemption_threshold": 1}
+    result = served("llama", "failed_late", fail_load=True, options=given | {"disable_overlap_schedule": not overlap_schedule})
+    told = result["served"]
+    assert (told["known_before"], told["preempted"]) == (0, True), "the failure was known before: nothing is tested"
+    assert result["watch"]["load_backs_failed"] == 1
+    assert told["slow"]["reason"] == "FINISH_ABORT"
+    assert told["urgent"]["reason"] == told["again"]["reason"] == WHOLE
+    assert told["again"]["tokens"] == told["first"]["tokens"]
     assert result["watch"]["findings"] == []
 
 

@@ -149,6 +149,10 @@ class Watch:
         }  # fmt: skip
 
 
+IDLE = 500
+"""Iterations."""
+
+
 def told(req):
     return {
         "tokens": list(req.output_ids_through_stop), "retracted": req.retracted_stain, "cached": req.cached_tokens,
@@ -341,6 +345,51 @@ def serve_declined(rig, config):
     return {"declined": sum(declined[:1]), **{req.rid: told(req) for req in made}}
 
 
+def serve_failed_late(rig, config):
+    """A request reads a load-back that fails, and is taken back for an urgent one before anybody has heard of that: the failure is known
+    when the request's end asks for it."""
+    from cphicache.transfer.port import CopyStatus
+
+    _, prompt = prompts(43)
+    first, engine, transfer = prompt(320), rig.cache.engine, rig.cache._transfer
+    computed = told(rig.generate("first", first, 10, priority=1))
+    for index in range(4):
+        rig.generate(f"other{index}", prompt(400), priority=1)
+    status, confirm, asked = transfer.load_status, engine.confirm_loads, []
+
+    def confirm_loads(name):
+        transfer.load_status = status
+        asked.append(engine.counters.load_backs_failed)
+        return confirm(name)
+
+    transfer.load_status, engine.confirm_loads = lambda load: CopyStatus(drained=False, failed=False), confirm_loads
+    slow, made = rig.submit("slow", first, 10, priority=1), []
+
+    def callback():
+        if slow.output_ids and not made:
+            made.append(rig.submit("urgent", prompt(60), 3, priority=9))
+        return bool(made) and slow.finished() and made[0].finished() and rig.scheduler.is_fully_idle()
+
+    rig.loop(callback)
+    known = {"known_before": asked[0], "preempted": slow.retracted_stain}
+    again = told(rig.generate("again", first, 10, priority=1))
+    return {**known, "first": computed, "again": again, **{req.rid: told(req) for req in (slow, *made)}}
+
+
+def serve_idle(rig, config):
+    """A request, and many iterations in which there is nothing to do; then another request."""
+    _, prompt = prompts(41)
+    first = told(rig.generate("first", prompt(100)))
+    ticks = []
+
+    def callback():
+        ticks.append(rig.cache.engine.state.tick)
+        return len(ticks) == IDLE
+
+    rig.loop(callback)
+    return {"first": first, "ticks": ticks[-1] - ticks[0], "second": told(rig.generate("second", prompt(100)))}
+
+
 def serve_flush(rig, config):
     """A flush while backups are in flight, then the same prompt again."""
     _, prompt = prompts(5)
@@ -379,7 +428,8 @@ def serve_retract(rig, config):
 
 
 SCENARIOS = {
-    "basic": serve_basic, "random": serve_random, "retract": serve_retract, "preempt": serve_preempt, "waiting": serve_waiting, "declined": serve_declined,
+    "basic": serve_basic, "random": serve_random, "retract": serve_retract, "preempt": serve_preempt, "waiting": serve_waiting,
+    "declined": serve_declined, "idle": serve_idle, "failed_late": serve_failed_late,
     "flush": serve_flush, "namespaces": serve_namespaces, "abort_all": serve_abort_all, "preempt_full": serve_preempt_full,
     "events": serve_events, "drafts": serve_drafts,
 }  # fmt: skip

@@ -1,6 +1,6 @@
 """A plug-in of the tests, in every process of a server: what lets SGLang run on a CPU, slow copies, and a checker that looks on.
 
-``SERVED_RANKS`` is JSON: ``out``, where a rank that ends leaves what its checker has found; ``delay_us``, the most by which each copy is
+``SERVED_RANKS`` is JSON: ``drafts``, whether a draft model is served too; ``out``, where a rank that ends leaves what its checker has found; ``delay_us``, the most by which each copy is
 late; ``slow``, the rank whose copies are five times as late from the first flush on, and of which some fail.
 """
 
@@ -19,6 +19,8 @@ def install():
     import worker
 
     cpu.install()
+    if config.get("drafts"):
+        cpu.install_speculative()
     if "delay_us" not in config:
         return  # a server without cphicache
     worker.forbid_built_in()
