@@ -294,7 +294,7 @@ def test_an_interrupt_at_any_tick(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 CLOCKS = {
     "agree/distributed.py": "perf_counter",  # how long a wait took (reported), and when a reduction is given to the watcher
     "agree/membership.py": "monotonic",  # signs of life; a jump counts as a slice, see tests/ranks/test_membership.py
-    "explore/search.py": "monotonic",  # how long an exploration may take
+    "explore/search.py": "process_time",  # how long an exploration may compute
     "run/launch.py": "monotonic",  # how long interrupted ranks may take
     "run/simulate/judge.py": "process_time",  # how long a world may compute
     "run/simulate/workers.py": "process_time",  # the same, for one that cannot be interrupted
