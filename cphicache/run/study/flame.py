@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from html import escape
 from pathlib import PurePath
 from typing import Any, NamedTuple
-from zlib import crc32
 
 WIDTH, ROW, LETTER, EDGE = 1200, 17, 6.3, 4
 """Pixels: of the whole, of a row, of a letter, of the margin."""
@@ -52,8 +51,10 @@ def draw(profile: Mapping[str, Any], title: str) -> str:
         f'<text x="{EDGE}" y="{ROW - 4}">{escape(title)}: {total:.2f} s, width is time, callers above; colours are packages</text>',
     ]
     x = float(EDGE)
-    for package in dict.fromkeys(_package(box.file) for box in seen):
-        parts.append(f'<rect x="{x:.1f}" y="{ROW}" width="10" height="10" fill="{_colour(package)}"/>')
+    packages = dict.fromkeys(_package(box.file) for box in seen)
+    colours = {package: f"hsl({220 + place * 138 % 360},65%,78%)" for place, package in enumerate(packages)}  # far from each other
+    for package, colour in colours.items():
+        parts.append(f'<rect x="{x:.1f}" y="{ROW}" width="10" height="10" fill="{colour}"/>')
         parts.append(f'<text x="{x + 14:.1f}" y="{ROW + 9}">{escape(package)}</text>')
         x += 24 + LETTER * len(package)
     for box in seen:
@@ -65,7 +66,7 @@ def draw(profile: Mapping[str, Any], title: str) -> str:
         text = box.function if len(box.function) <= letters else box.function[: max(0, letters - 1)] + "…" if letters > 3 else ""
         parts.append(
             f'<g><title>{escape(f"{package} {box.function}: {share}")}</title><rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" '
-            f'height="{ROW - 1}" fill="{_colour(package)}"/><text x="{x + 2:.1f}" y="{y + 12:.1f}">{escape(text)}</text></g>'
+            f'height="{ROW - 1}" fill="{colours[package]}"/><text x="{x + 2:.1f}" y="{y + 12:.1f}">{escape(text)}</text></g>'
         )
     return "\n".join([*parts, "</svg>"]) + "\n"
 
@@ -77,7 +78,3 @@ def _package(file: str) -> str:
         return "python"
     inside = parts[len(parts) - parts[::-1].index("cphicache") :]
     return inside[0] if inside else "python"
-
-
-def _colour(package: str) -> str:
-    return f"hsl({crc32(package.encode()) % 360},65%,78%)"
