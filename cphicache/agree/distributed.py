@@ -16,6 +16,7 @@ from cphicache.agree.port import GroupBroken
 
 _NO_STREAM = nullcontext()
 """torch.cuda.stream(None) does nothing either, at a cost that is most of a wait for a reduction that has come."""
+_SLICE = timedelta(seconds=SLICE_S)
 POLL_S = 2e-5
 """Pause between two looks at a reduction whose wait has no time limit (NCCL)."""
 
@@ -129,11 +130,13 @@ class DistributedReducer:
 
     def _wait(self) -> None:
         """Wait for the reduction; on a broken group, find out who has gone."""
-        work, watch = self._work, Watch()
+        work, since_s = self._work, time.monotonic()
+        watch: Watch | None = None  # most reductions have come
         if work is None:
             raise AssertionError(f"reduction {self.waited}: expected it to be on its way, found none")
         try:
             while not self._came(work):
+                watch = watch or Watch(since_s)
                 watch.pass_slice()
                 failed = work.is_completed()  # only the store can say why
                 self._membership.find_out(self.waited, watch, failed=failed)
@@ -170,7 +173,7 @@ class DistributedReducer:
                     if time.perf_counter() > deadline_s:
                         return False
                     time.sleep(POLL_S)
-            work.wait(timedelta(seconds=SLICE_S))
+            work.wait(_SLICE)
         except RuntimeError:
             return False
         return True

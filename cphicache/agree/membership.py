@@ -249,9 +249,10 @@ class Membership:
 class Watch:
     """How long this process has waited, in slices that it really spent waiting, and which ranks showed a sign of life meanwhile."""
 
-    def __init__(self) -> None:
+    def __init__(self, since_s: float | None = None) -> None:
+        """``since_s``: when the wait began, of ``time.monotonic``; None: now."""
         self.waited_s = 0.0
-        self._last_s = time.monotonic()
+        self._last_s = time.monotonic() if since_s is None else since_s
         self._beats: dict[int, tuple[Beat | None, float]] = {}
 
     def pass_slice(self) -> None:

@@ -183,7 +183,8 @@ def node_memory(effort: Effort) -> Measured:
 
 
 def backup_memory(effort: Effort) -> Measured:
-    """Bytes that a pending backup of four pages of 16 tokens takes beyond its node: record, columns, job, batch; index vectors apart."""
+    """Bytes that a pending backup of four pages of 16 tokens takes beyond its node: record, columns, job, batch; the index vectors apart
+    that its batch gets when it is copied."""
     count = effort.size(256, least=4)
     engine = Engine(NoStreams(), nodes=count, node_pages=4)
     engine.reserve()
@@ -191,7 +192,7 @@ def backup_memory(effort: Effort) -> Measured:
     taken = _traced(engine.reserve)
     engine.end()
     value = taken / count
-    vectors = 3 * 8 * 4 * engine.config.page_size  # positions, physical locs and host slots, int64
+    vectors = 2 * 8 * 4 * engine.config.page_size  # physical locs and host slots, int64
     return Measured(Spread(value, value, value), "bytes", 1, {"backups": count, "index vectors beside it, bytes": vectors})
 
 

@@ -216,7 +216,9 @@ def hits_command(
 @click.option("--cp-size", type=click.IntRange(1, 64), default=1, show_default=True, help="CP ranks.")
 @click.option("--layers", type=click.IntRange(1, 1024), default=61, show_default=True, help="Layers.")
 @click.option("--no-overlap", is_flag=True, help="Back up all layers after the forward.")
-@click.option("--flame", type=click.Path(dir_okay=False, path_type=Path), help="Write a flame graph: .html, or .json (speedscope).")
+@click.option(
+    "--flame", type=click.Path(dir_okay=False, path_type=Path), help="Write a flame graph: .svg, .html, or .json (speedscope)."
+)
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=Path("out/study-serve.json"), show_default=True)
 def serve_command(
     *, trace: Path | None, requests: int | None, no_overlap: bool, flame: Path | None, out: Path, **sizes: Any
@@ -234,7 +236,7 @@ def serve_command(
     interrupted = False
     try:
         with _progress("serving", len(served)) as advance, flame_graph(flame):
-            run = CostedRun(config, served, advance)
+            run = CostedRun(config, served, advance, parts=flame is None)
             try:
                 run.run()
             except KeyboardInterrupt:

@@ -11,22 +11,30 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from cphicache.files import whole_file
 from cphicache.run.failure import Failure
+from cphicache.run.study.flame import draw
 from cphicache.run.study.serve import ServeConfig, TraceServer
 from cphicache.run.trace import TraceRequest
 
-RENDERERS = {".html": "HTMLRenderer", ".json": "SpeedscopeRenderer"}
-"""By the ending of the flame graph's file: a page of its own, or what https://www.speedscope.app shows."""
+ENDINGS = (".html", ".json", ".svg")
+"""Of the flame graph's file: pyinstrument's own page, what https://www.speedscope.app shows, or a picture."""
 INTERVAL_S = 0.001
 """Between two samples of the profiler."""
 
 
 class CostedRun:
-    """A trace on one server. :meth:`row` may be asked for at any time: also of a run that was interrupted."""
+    """A trace on one server. :meth:`row` may be asked for at any time: also of a run that was interrupted.
 
-    def __init__(self, config: ServeConfig, requests: Sequence[TraceRequest], on_request: Callable[[], object] = int) -> None:
-        self.server = TraceServer(config, requests, on_request)
+    ``parts``: take the time of the parts, which under a profiler would be a good part of what it sees.
+    """
+
+    def __init__(
+        self, config: ServeConfig, requests: Sequence[TraceRequest], on_request: Callable[[], object] = int, *, parts: bool = True
+    ) -> None:
+        self.server = TraceServer(config, requests, on_request, time.thread_time if parts else float)
         self.requests = len(requests)
         self.cpu_s = 0.0
 
@@ -42,7 +50,10 @@ class CostedRun:
         """Plain data. ``cpu s``: of the thread, making the tokens included; ``seconds by part``: the same by what it was spent on."""
         served, counters = self.server.served, self.server.cache.counters
         parts = {name: seconds for name, seconds in served.seconds.items() if name != "scheduler"}
-        parts["the study's own scheduler, making tokens"] = max(0.0, self.cpu_s - sum(parts.values()))
+        rest = self.cpu_s - sum(parts.values())
+        parts = {name: seconds for name, seconds in parts.items() if seconds} | {"the study's own scheduler, making tokens": rest}
+        if len(parts) == 1:
+            parts = {"all (time of the parts was not taken)": self.cpu_s}
         return {
             "requests": served.finished,
             "of": self.requests,
@@ -81,29 +92,41 @@ def peak_memory_bytes() -> int:
 def flame_graph(path: Path | None) -> Iterator[None]:
     """Write a flame graph of what is done inside to ``path``, an interrupted part too; ``None``: do not.
 
-    Raises :class:`Failure` for another ending than .html or .json, and when the profiler is not installed.
+    Raises :class:`Failure` for another ending than those of :data:`ENDINGS`, and when the profiler is not installed.
     """
     if path is None:
         yield
         return
-    renderer = RENDERERS.get(path.suffix)
-    if renderer is None:
-        raise Failure(f"--flame {path}: ends in neither .html nor .json (speedscope); give one of these")
+    if path.suffix not in ENDINGS:
+        raise Failure(f"--flame {path}: ends in none of {', '.join(ENDINGS)}; give one of these")
     try:
-        profilers: Any = importlib.import_module("pyinstrument")
-        renderers: Any = importlib.import_module("pyinstrument.renderers")
+        profilers, renderers, processors = (
+            importlib.import_module(f"pyinstrument{part}") for part in ("", ".renderers", ".processors")
+        )
     except ImportError as error:
         raise Failure(f"--flame needs pyinstrument ({error}): pip install 'cphicache[profile]'") from error
-    profiler = profilers.Profiler(interval=INTERVAL_S, async_mode="disabled")
+    profiler: Any = profilers.Profiler(interval=INTERVAL_S, async_mode="disabled")
     profiler.start()
     try:
         yield
     finally:
         profiler.stop()
-        text = profiler.output(getattr(renderers, renderer)())
+        text = _rendered(profiler, renderers, processors, path.suffix)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with whole_file(path) as file:
                 file.write_text(text, encoding="utf-8")
         except OSError as error:
             raise Failure(f"--flame {path}: cannot be written ({error.strerror or error}); give another file") from error
+
+
+def _rendered(profiler: Any, renderers: Any, processors: Any, ending: str) -> str:
+    if ending == ".html":
+        return str(profiler.output(renderers.HTMLRenderer()))
+    renderer = renderers.SpeedscopeRenderer()
+    renderer.processors = [
+        processors.aggregate_repeated_calls,
+        processors.remove_irrelevant_nodes,
+    ]  # not by time: thousands of forwards
+    text = str(profiler.output(renderer))
+    return draw(orjson.loads(text), "the scheduler's thread") if ending == ".svg" else text

@@ -108,9 +108,16 @@ class _Job:
 
 
 class TraceServer:
-    """One scheduler over one engine, until every request is served. ``on_done`` hears of each request that ends."""
+    """One scheduler over one engine, until every request is served. ``on_done`` hears of each request that ends. ``clock``: seconds, for
+    the time of the parts; a profiler is better off without it."""
 
-    def __init__(self, config: ServeConfig, requests: Iterable[TraceRequest], on_done: Callable[[], object] = int) -> None:
+    def __init__(
+        self,
+        config: ServeConfig,
+        requests: Iterable[TraceRequest],
+        on_done: Callable[[], object] = int,
+        clock: Callable[[], float] = time.thread_time,
+    ) -> None:
         self.config = config
         self.clock, self.transfer, self.cache = config.parts()
         self.served = Served()
@@ -123,10 +130,11 @@ class TraceServer:
         """Decoding requests by the step at which they need a page or end; (step, order, job, its restarts)."""
         self._order = self._steps = 0
         self._on_done = on_done
+        self._seconds = clock
 
     def run(self) -> Served:
         """Serve everything and let the cache come to rest; the accounts of the engine and of the local half must agree then."""
-        start = time.thread_time()
+        start = self._seconds()
         while self._next is not None or self._waiting or self._running:
             self.step()
         while self.cache.state.numbered or self.cache.state.parked:
@@ -137,7 +145,7 @@ class TraceServer:
         if held != counted:
             raise AssertionError(f"host slots at the end: expected the ledger's {counted}, found {held}")
         self.served.virtual_s = self.clock.now / 1e6
-        self.served.seconds["scheduler"] = time.thread_time() - start - sum(self.served.seconds.values())
+        self.served.seconds["scheduler"] = self._seconds() - start - sum(self.served.seconds.values())
         return self.served
 
     def step(self) -> None:
@@ -246,14 +254,14 @@ class TraceServer:
         tokens = sum(end - job.stored for job, end in chunks)
         layer_us = max(config.decode_us, tokens * config.compute_us_per_token) / config.layers
         clock.compute = clock.now
-        start = time.thread_time()
+        start = self._seconds()
         for layer in range(config.layers):
             cache.wait_layer(batch, PAYLOAD, layer)
             clock.compute += layer_us
             cache.layer_stored(batch, 0, layer)
         cache.end_payload(batch, 0)
         cache.end_forward(batch)
-        self.served.seconds["layers"] += time.thread_time() - start
+        self.served.seconds["layers"] += self._seconds() - start
         clock.now = clock.compute
         for job, end in chunks:
             self.served.tokens_computed += end - job.stored
@@ -330,8 +338,8 @@ class TraceServer:
         self._on_done()
 
     def _timed(self, part: str, call: Callable[..., T], *args: Any, **named: Any) -> T:
-        start = time.thread_time()
+        start = self._seconds()
         try:
             return call(*args, **named)
         finally:
-            self.served.seconds[part] += time.thread_time() - start
+            self.served.seconds[part] += self._seconds() - start

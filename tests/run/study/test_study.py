@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+from xml.etree import ElementTree
 
 import orjson
 import pytest
@@ -14,6 +17,7 @@ from click.testing import CliRunner
 from cphicache.run.failure import Failure
 from cphicache.run.plots import write_plots
 from cphicache.run.study.command import study_command
+from cphicache.run.study.flame import boxes_of, draw
 from cphicache.run.study.hits import infinite_hits, row_of, study
 from cphicache.run.study.overlap import PRESETS, Setting, run
 from cphicache.run.study.results import read_rows, write_rows
@@ -197,24 +201,53 @@ class _Profiler:
         self.calls.append("stop")
 
     def output(self, renderer: object) -> str:
+        if isinstance(renderer, _Speedscope):
+            assert renderer.processors == ["aggregated", "relevant"], "calls of one stack are one box"
+            return orjson.dumps(PROFILE).decode()
         return " ".join([*self.calls, str(renderer)])
 
 
+class _Speedscope:
+    processors: Sequence[object] = ()
+
+
+def _opened(frame: int, at: float) -> dict[str, object]:
+    return {"type": "O", "frame": frame, "at": at}
+
+
+def _closed(frame: int, at: float) -> dict[str, object]:
+    return {"type": "C", "frame": frame, "at": at}
+
+
+PROFILE: dict[str, Any] = {
+    "shared": {
+        "frames": [
+            {"name": "run", "file": "/somewhere/cphicache/run/serve.py"},
+            {"name": "fire<R>", "file": "/somewhere/cphicache/engine/steps.py"},
+            {"name": "sort", "file": "<built-in>"},
+        ]
+    },
+    "profiles": [
+        {"events": [_opened(0, 0.0), _opened(1, 1.0), _opened(2, 1.0), _closed(2, 1.001), _closed(1, 3.0), _closed(0, 4.0)]}
+    ],
+}
+
+
 def _with_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    package, renderers = ModuleType("pyinstrument"), ModuleType("pyinstrument.renderers")
+    package, renderers, processors = (ModuleType(f"pyinstrument{part}") for part in ("", ".renderers", ".processors"))
     vars(package)["Profiler"] = _Profiler
-    vars(renderers).update(HTMLRenderer=lambda: "html", SpeedscopeRenderer=lambda: "speedscope")
-    monkeypatch.setitem(sys.modules, "pyinstrument", package)
-    monkeypatch.setitem(sys.modules, "pyinstrument.renderers", renderers)
+    vars(renderers).update(HTMLRenderer=lambda: "html", SpeedscopeRenderer=_Speedscope)
+    vars(processors).update(aggregate_repeated_calls="aggregated", remove_irrelevant_nodes="relevant")
+    for module in (package, renderers, processors):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
 
 
-def test_what_a_trace_costs_is_written_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_trace_costs_is_written_and_shown(tmp_path: Path) -> None:
     """R27: ``study serve`` gives requests a second, time a part and memory; its figures are the server's own, in the file and on the
-    screen, and a flame graph is of the whole run."""
-    _with_profiler(monkeypatch)
-    out, flame = tmp_path / "out" / "serve.json", tmp_path / "deep" / "flame.html"
+    screen."""
+    out = tmp_path / "out" / "serve.json"
     sizes = ["--device-tokens", "65536", "--host-tokens", "131072", "--layers", "2"]
-    found = CliRunner().invoke(study_command, ["serve", "--requests", "20", *sizes, "--out", str(out), "--flame", str(flame)])
+    found = CliRunner().invoke(study_command, ["serve", "--requests", "20", *sizes, "--out", str(out)])
     assert found.exit_code == 0, found.output
     results = read_rows(out, "serve")
     (row,) = results["rows"]
@@ -223,11 +256,50 @@ def test_what_a_trace_costs_is_written_and_shown(tmp_path: Path, monkeypatch: py
     assert row["tokens a committed backup"] >= 64
     assert row["peak memory bytes"] > 1 << 20
     assert sum(row["seconds by part"].values()) == pytest.approx(row["cpu s"])
+    assert "alloc and evict" in row["seconds by part"]
     assert results["about"]["trace"] == "synthetic"
-    assert (results["about"]["profiled"], results["about"]["whole"]) == (True, True)
+    assert (results["about"]["profiled"], results["about"]["whole"]) == (False, True)
     assert f"{row['backups committed']:,}" in found.output
     assert "alloc and evict" in found.output
-    assert flame.read_text() == "0.001 disabled start stop html"
+
+
+@pytest.mark.parametrize("ending", ["html", "json", "svg"])
+def test_a_flame_graph_is_of_the_whole_run(ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R27: ``--flame`` profiles the run, without the clock of its parts; by its ending it is a page, a speedscope file or a picture."""
+    _with_profiler(monkeypatch)
+    out, flame = tmp_path / "serve.json", tmp_path / "deep" / f"flame.{ending}"
+    found = CliRunner().invoke(
+        study_command, ["serve", "--requests", "3", "--layers", "1", "--out", str(out), "--flame", str(flame)]
+    )
+    assert found.exit_code == 0, found.output
+    results = read_rows(out, "serve")
+    assert results["about"]["profiled"] is True
+    assert list(results["rows"][0]["seconds by part"]) == ["all (time of the parts was not taken)"]
+    wanted = {
+        "html": "0.001 disabled start stop html",
+        "json": orjson.dumps(PROFILE).decode(),
+        "svg": draw(PROFILE, "the scheduler's thread"),
+    }
+    assert flame.read_text() == wanted[ending]
+
+
+def test_boxes_are_as_wide_as_their_calls_are_long() -> None:
+    """R27: a flame graph has a box a call, below its caller, with its share; calls too short to see are left out, names are escaped."""
+    boxes = boxes_of(PROFILE)
+    assert [(box.function, box.depth, box.begin, box.end) for box in boxes] == [
+        ("run", 0, 0.0, 4.0), ("fire<R>", 1, 1.0, 3.0), ("sort", 2, 1.0, 1.001),
+    ]  # fmt: skip
+    picture = ElementTree.fromstring(draw(PROFILE, "a & b"))
+    groups = picture.findall("{*}g")
+    assert [group.findtext("{*}title") for group in groups] == ["run run: 100.0%", "engine fire<R>: 50.0%"]
+    outer, inner = (group.find("{*}rect") for group in groups)
+    assert outer is not None
+    assert inner is not None
+    assert float(inner.attrib["width"]) == pytest.approx(float(outer.attrib["width"]) / 2, abs=0.1)
+    assert float(inner.attrib["y"]) > float(outer.attrib["y"])
+    assert outer.attrib["fill"] != inner.attrib["fill"]
+    with pytest.raises(ValueError, match="frame 1 closes"):
+        boxes_of({**PROFILE, "profiles": [{"events": [_opened(0, 0.0), _closed(1, 1.0)]}]})
 
 
 def test_an_interrupted_trace_says_how_far_it_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +322,7 @@ def test_an_interrupted_trace_says_how_far_it_came(tmp_path: Path, monkeypatch: 
     results = read_rows(out, "serve")
     assert results["about"]["whole"] is False
     assert results["rows"][0]["requests"] == 7
-    assert flame.read_text().endswith("speedscope")
+    assert flame.read_text() == orjson.dumps(PROFILE).decode()
 
 
 def test_a_flame_graph_that_cannot_be_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +330,7 @@ def test_a_flame_graph_that_cannot_be_is_one_line(tmp_path: Path, monkeypatch: p
     runner = CliRunner()
     arguments = ["serve", "--requests", "2", "--layers", "1", "--out", str(tmp_path / "serve.json"), "--flame"]
     monkeypatch.setitem(sys.modules, "pyinstrument", None)
-    for name, remedy in (("flame.svg", "give one of these"), ("flame.html", "pip install 'cphicache[profile]'")):
+    for name, remedy in (("flame.png", "give one of these"), ("flame.html", "pip install 'cphicache[profile]'")):
         found = runner.invoke(study_command, [*arguments, str(tmp_path / name)])
         assert found.exit_code == 2
         (line,) = found.output.splitlines()
