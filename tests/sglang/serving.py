@@ -8,6 +8,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
+from kept import Kept
 from nursery import Nursery
 
 HERE = Path(__file__).parent
@@ -56,9 +57,12 @@ def call(config, **variables):
 @cache
 def _served(text):
     config = json.loads(text)
-    done = call(config, **config.get("variables", {}))
+    kept = Kept(config)
+    done = call(config, **(kept.variables() | config.get("variables", {})))
     assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    result = json.loads(done.stdout.splitlines()[-1])
+    kept.keep(result, done.stderr)
+    return result
 
 
 def served(model, scenario, backend="cphicache", **config):

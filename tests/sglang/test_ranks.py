@@ -53,7 +53,8 @@ def _uncached(model, tp_size, attn_cp_size):
 
 
 def reference(model, attn_cp_size):
-    """The tokens of one rank without any cache, and without drafts; of attention CP where its own are others, which is so on a CPU with SGLang 0.5.23."""
+    """The tokens of one rank without any cache, and without drafts; of attention CP where its own are others, which is so on a CPU with
+    SGLang 0.5.23."""
     if attn_cp_size > 1 and version("sglang") != "0.5.20":
         return _uncached(model, 2, attn_cp_size)
     return _uncached(model, 1, 1)

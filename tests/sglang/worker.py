@@ -158,7 +158,7 @@ def told(req):
         "tokens": list(req.output_ids_through_stop), "retracted": req.retracted_stain, "cached": req.cached_tokens,
         "device": req.cached_tokens_device, "host": req.cached_tokens_host,
         "reason": None if req.finished_reason is None else type(req.finished_reason).__name__,
-        "verified": req.spec_verify_ct, "drafted_right": req.spec_num_correct_drafts,
+        "prompt": len(req.origin_input_ids), "verified": req.spec_verify_ct, "drafted_right": req.spec_num_correct_drafts,
     }  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """A plug-in of the tests, in every process of a server: what lets SGLang run on a CPU, slow copies, and a checker that looks on.
 
-``SERVED_RANKS`` is JSON: ``drafts``, whether a draft model is served too; ``out``, where a rank that ends leaves what its checker has found; ``delay_us``, the most by which each copy is
-late; ``slow``, the rank whose copies are five times as late from the first flush on, and of which some fail.
+``SERVED_RANKS`` is JSON: ``drafts``, whether a draft model is served too; ``out``, where a rank that ends leaves what its checker has
+found; ``delay_us``, the most by which each copy is late; ``slow``, the rank whose copies are five times as late from the first flush on,
+and of which some fail.
 """
 
 import json
