@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from cphicache.spaces.types import LogicalPage
@@ -402,3 +404,17 @@ def test_canonical_form_tells_first_nodes_apart() -> None:
         tree.add_child(tree.root, key(last), pages(3, 4), 2, 2)
         forms.add(tree.canonical(lambda node: node.backup))
     assert len(forms) == 3
+
+
+def test_canonical_form_sorts_namespaces_by_name() -> None:
+    """R28, R30: equal tokens in several namespaces stand in the order of the names, whichever was inserted first; what has no namespace
+    stands apart from all of them."""
+    spaces = {"b": 1, "a": 2, None: 3, "": 4}
+
+    def form(order: Iterable[str | None]) -> tuple[object, dict[int, int]]:
+        tree = make()
+        for space in order:
+            tree.add_child(tree.root, RadixKey.of([7], 1, space), pages(spaces[space]), spaces[space], 1)
+        return tree.canonical(lambda node: node.is_root), tree.positions()
+
+    assert form(spaces) == form(reversed(spaces)) == form(["a", "", None, "b"])
