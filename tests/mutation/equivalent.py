@@ -10,12 +10,33 @@ BEFORE_READ = "it is set anew before anybody reads it"
 BELOW_EPOCHS = "epochs are 0 or more, and only whether it is older than one is asked"
 PAST = "ticks are 0 or more, and only whether it is one of the past is asked"
 FAR_PAST = "far enough in the past, too"
+TURNED_ROUND = "forms are only compared with each other, and the answer is turned round in all of them"
 ON_HOST_ONLY = (
     "a node without device pages is committed, and none of it is being loaded: the outside checker looks at that after each call"
 )
 NEVER_SHORT = "victims are planned only where they suffice, and nothing comes between: no second reservation is refused"
 
 EQUIVALENT: dict[str, str] = {
+    "cphicache/engine/loadback.py::LoadBacks._nodes::while left > 0 and node.parent is not None:::without node.parent is not None": (
+        "the pages of a load-back are those of nodes below the root; mypy has to be told"
+    ),
+    "cphicache/engine/effects.py::Effects._victims::if self._planned is None or self._planned[0] is not record or self._planned[1] != "
+    "self._steps.taken:::without self._planned[0] is not record": "each step counts, so that a plan of the same count is of the same record",
+    "cphicache/engine/host_eviction.py::HostEviction._reclaims::free = not node.host_ref and node.loading is None::without "
+    "node.loading is None": "what is being loaded is held on the host, too",
+    "cphicache/engine/canonical.py::_Canonical.form::state.quarantined is not None,::is not -> is": TURNED_ROUND,
+    "cphicache/engine/steps.py::Steps._details::if trigger is Trigger.SPLIT and isinstance(given.target, Backup):::and -> or": (
+        "only a split names the record of a head"
+    ),
+    "cphicache/tree/keys.py::RadixKey.child_key::return (self.extra_key, page) if at_root and self.extra_key is not None else page::without "
+    "self.extra_key is not None": "a first part that all of them have in common tells none apart",
+    "cphicache/tree/keys.py::RadixKey.common_pages::if limit <= 0 or not self.is_same_kind(other):::<= -> <": (
+        "of no pages none are found in common"
+    ),
+    "cphicache/tree/node.py::Node.__init__::priority: int = 0,::0 -> 1": "given, or set at once, for all but the root, which is never evicted",
+    "cphicache/tree/radix.py::RadixTree.count_hit::self._refresh(node)::left out": (
+        "hits only rise, and a rank that has risen is seen when its node surfaces"
+    ),
     'cphicache/engine/digest.py::_digest::digest.update(b"\\n")::left out': (
         "each value is shown in brackets, so that a row of them can be read in one way only"
     ),
@@ -71,9 +92,7 @@ EQUIVALENT: dict[str, str] = {
         "two nodes differ in their ids"
     ),
     "cphicache/tree/eviction.py::plan_host_victims::if parent is None or not parent.is_host_removable:::without parent is None": PARENTED,
-    'cphicache/tree/image.py::_key_order::return extra_key is not None, extra_key or "", node.key.page(0)::is not -> is': (
-        "the order among siblings is turned round in all forms"
-    ),
+    'cphicache/tree/image.py::_key_order::return extra_key is not None, extra_key or "", node.key.page(0)::is not -> is': TURNED_ROUND,
     "cphicache/tree/image.py::_key_order::return extra_key is not None, extra_key or \"\", node.key.page(0)::without ''": (
         "keys without a namespace have this part in common"
     ),
@@ -93,9 +112,7 @@ EQUIVALENT: dict[str, str] = {
     "cphicache/tree/eviction.py::Candidates.peek::self._stamp += 1::left out": STAMP,
     "cphicache/tree/eviction.py::Candidates.peek::self._stamp += 1::+= -> -=": STAMP,
     "cphicache/tree/eviction.py::Candidates.peek::self._stamp += 1::1 -> 2": STAMP,
-    "cphicache/tree/image.py::canonical_form::(node.lock_ref, node.host_ref, node.loading is not None),::is not -> is": (
-        "forms are only compared with each other, and the answer is turned round in all of them"
-    ),
+    "cphicache/tree/image.py::canonical_form::(node.lock_ref, node.host_ref, node.loading is not None),::is not -> is": TURNED_ROUND,
     'cphicache/tree/image.py::canonical_form::raise TreeInternalError(f"canonical: expected a parent, found none for {node}")::left out': (
         "every node that is reached below the root has a parent; mypy has to be told"
     ),
