@@ -55,6 +55,39 @@ def test_an_eviction_asks_once_for_each_node() -> None:
     rig.rest()
 
 
+def test_an_allocation_that_must_wait_waits_once_for_all_that_it_lacks() -> None:
+    """R4, R19: under write_back an allocation backs up as many victims as it takes to give every lane its pages, and waits for them
+    together."""
+    rig = Rig(ranks=[0], policy="write_back", usable_pages=8)
+    for text in ("ab", "cd", "ef", "gh"):
+        rig.serve(text, text)
+    assert rig.cache.alloc(4, None) is not None
+    assert (rig.cache.counters.write_back_waits, rig.cache.counters.device_dropped_tokens) == (1, 0)
+    assert [rig.node(text).pages is None for text in ("ab", "cd", "ef", "gh")] == [True, True, False, False]
+
+
+def test_both_halves_of_a_node_have_been_tried_as_often() -> None:
+    """R15: dividing a node gives its halves no further tries."""
+    rig = Rig(cp_size=1, host_slots=8, max_retries=1)
+    rig.local(0).fail_copy_next = True
+    rig.serve("fails", "abcd")
+    rig.tick(2)
+    rig.settle()
+    rig.hold()
+    rig.serve("other", "wx")
+    rig.local(0).fail_copy_next = True
+    fail_backup(rig, rig.node("wx").backup.key, 0)
+    rig.hold(False)
+    rig.tick(2)
+    rig.settle()
+    assert (rig.state("abcd"), rig.node("abcd").backup.retries) == (N, 1)
+    assert rig.begin("divides", "aby")
+    rig.grow("divides")
+    assert rig.insert("divides", chunked=True)
+    assert [rig.node(text).backup.retries for text in ("ab", "abcd", "aby")] == [1, 1, 0]
+    rig.rest()
+
+
 def test_a_prompt_below_a_page_may_wait_for_what_it_will_insert() -> None:
     """R17: a key without a whole page, of a request that will insert more, is deferred for that; past the bound it is matched as it is."""
     rig = Rig(max_deferral_ticks=1)

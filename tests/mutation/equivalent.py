@@ -10,6 +10,9 @@ BEFORE_READ = "it is set anew before anybody reads it"
 BELOW_EPOCHS = "epochs are 0 or more, and only whether it is older than one is asked"
 PAST = "ticks are 0 or more, and only whether it is one of the past is asked"
 FAR_PAST = "far enough in the past, too"
+COUNTED = "each step counts, so that a plan of the same count is of the same record"
+IN_COMMON = "a first part that all of them have in common tells none apart"
+ROOT_ALONE = "it is given, or set at once, for all but the root, which is never evicted"
 TURNED_ROUND = "forms are only compared with each other, and the answer is turned round in all of them"
 ON_HOST_ONLY = (
     "a node without device pages is committed, and none of it is being loaded: the outside checker looks at that after each call"
@@ -17,23 +20,27 @@ ON_HOST_ONLY = (
 NEVER_SHORT = "victims are planned only where they suffice, and nothing comes between: no second reservation is refused"
 
 EQUIVALENT: dict[str, str] = {
+    "cphicache/engine/host_eviction.py::HostEviction.file::if self._state.config.reclaim_device_valid and not node.is_root:::without not "
+    "node.is_root": "the root has no host copy, and is passed over for that",
+    "cphicache/engine/waiting.py::Waiting.retry::nodes = [record.node for record in due if record.node is not None and record.node.pages "
+    "is not None]::without record.node is not None": "only what has a node is to be tried again; mypy has to be told",
     "cphicache/engine/loadback.py::LoadBacks._nodes::while left > 0 and node.parent is not None:::without node.parent is not None": (
         "the pages of a load-back are those of nodes below the root; mypy has to be told"
     ),
     "cphicache/engine/effects.py::Effects._victims::if self._planned is None or self._planned[0] is not record or self._planned[1] != "
-    "self._steps.taken:::without self._planned[0] is not record": "each step counts, so that a plan of the same count is of the same record",
+    "self._steps.taken:::without self._planned[0] is not record": COUNTED,
     "cphicache/engine/host_eviction.py::HostEviction._reclaims::free = not node.host_ref and node.loading is None::without "
     "node.loading is None": "what is being loaded is held on the host, too",
     "cphicache/engine/canonical.py::_Canonical.form::state.quarantined is not None,::is not -> is": TURNED_ROUND,
     "cphicache/engine/steps.py::Steps._details::if trigger is Trigger.SPLIT and isinstance(given.target, Backup):::and -> or": (
         "only a split names the record of a head"
     ),
-    "cphicache/tree/keys.py::RadixKey.child_key::return (self.extra_key, page) if at_root and self.extra_key is not None else page::without "
-    "self.extra_key is not None": "a first part that all of them have in common tells none apart",
+    "cphicache/tree/keys.py::RadixKey.child_key::return (self.extra_key, page) if at_root and self.extra_key is not None else page::"
+    "without self.extra_key is not None": IN_COMMON,
     "cphicache/tree/keys.py::RadixKey.common_pages::if limit <= 0 or not self.is_same_kind(other):::<= -> <": (
         "of no pages none are found in common"
     ),
-    "cphicache/tree/node.py::Node.__init__::priority: int = 0,::0 -> 1": "given, or set at once, for all but the root, which is never evicted",
+    "cphicache/tree/node.py::Node.__init__::priority: int = 0,::0 -> 1": ROOT_ALONE,
     "cphicache/tree/radix.py::RadixTree.count_hit::self._refresh(node)::left out": (
         "hits only rise, and a rank that has risen is seen when its node surfaces"
     ),
