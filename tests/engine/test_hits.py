@@ -85,6 +85,7 @@ def test_both_halves_of_a_node_have_been_tried_as_often() -> None:
     rig.grow("divides")
     assert rig.insert("divides", chunked=True)
     assert [rig.node(text).backup.retries for text in ("ab", "abcd", "aby")] == [1, 1, 0]
+    assert rig.cache.counters.splits == 1
     rig.rest()
 
 

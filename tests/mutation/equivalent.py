@@ -20,6 +20,14 @@ ON_HOST_ONLY = (
 NEVER_SHORT = "victims are planned only where they suffice, and nothing comes between: no second reservation is refused"
 
 EQUIVALENT: dict[str, str] = {
+    "cphicache/engine/host_eviction.py::HostEviction.file::if self._state.config.reclaim_device_valid and not node.is_root:::and -> or": (
+        "what is filed is only looked at where copies are reclaimed, and the root is passed over"
+    ),
+    "cphicache/engine/waiting.py::Waiting.retry::if not state.retries or state.retried_epoch == state.ledger.freed_epoch:::without not "
+    "state.retries": "with nobody to try the epoch is noted, and who is refused from then on is no older than that",
+    "cphicache/engine/requests.py::Requests._leave::self._waiting.stop(request.rid)::left out": (
+        "whoever leaves has stopped waiting when it was admitted, inserted or ended"
+    ),
     "cphicache/engine/host_eviction.py::HostEviction.file::if self._state.config.reclaim_device_valid and not node.is_root:::without not "
     "node.is_root": "the root has no host copy, and is passed over for that",
     "cphicache/engine/waiting.py::Waiting.retry::nodes = [record.node for record in due if record.node is not None and record.node.pages "
