@@ -20,6 +20,13 @@ ON_HOST_ONLY = (
 NEVER_SHORT = "victims are planned only where they suffice, and nothing comes between: no second reservation is refused"
 
 EQUIVALENT: dict[str, str] = {
+    "cphicache/tree/radix.py::RadixTree.split::head: Node[B] = Node(head_id, parent, head_key, node.child_key, None if pages is None else "
+    "pages[:head_pages], now=0)::0 -> 1": BEFORE_READ,
+    "cphicache/tree/radix.py::RadixTree.set_device::if node.pages is not None or node.parent is None or node.parent.pages is None:::"
+    "without node.parent is None": "only the root has no parent, and it is always on the device; mypy has to be told",
+    'cphicache/tree/radix.py::RadixTree._leave_device::raise TreeInternalError(f"expected a node on the device, found {node}")::left out': (
+        "both who call it have looked; mypy has to be told"
+    ),
     "cphicache/engine/host_eviction.py::HostEviction.file::if self._state.config.reclaim_device_valid and not node.is_root:::and -> or": (
         "what is filed is only looked at where copies are reclaimed, and the root is passed over"
     ),
