@@ -86,3 +86,47 @@ def test_a_forward_waits_on_for_a_request_that_ended_in_it() -> None:
     rig.finish_all()
     rig.settle()
     rig.rest()
+
+
+def test_a_duplicate_of_one_page_gives_back_what_one_rank_has_of_it() -> None:
+    """R12, R30: of two pages in flight the first turns out to be in the tree: its slots, which one rank alone has, are kept until the
+    copies have ended, and then they are free."""
+    rig = Rig()
+    rig.hold()
+    for rid, text, owners in (("one", "a", [0]), ("two", "ab", [0, 1])):
+        assert rig.begin(rid, text)
+        rig.chunk(rid, owners=owners)
+    rig.forward()
+    assert rig.free_slots() == [60, 62]
+    assert rig.finish("one")
+    assert rig.finish("two")
+    assert rig.free_slots() == [60, 62], "a copy may still write there"
+    rig.finish_all()
+    rig.settle()
+    assert rig.states("a", "ab") == [C, C]
+    assert rig.free_slots() == [62, 62]
+    rig.rest()
+
+
+def test_what_was_lost_before_its_insert_is_not_nothing_to_reserve() -> None:
+    """R12, R15: asked again for KV whose reservation has rolled back, the answer is a refusal, since nothing backs it up now; its insert
+    does."""
+    rig = Rig()
+    rig.hold()
+    assert rig.begin("r", "ab")
+    assert rig.chunk("r")
+    rig.forward()
+    op = rig.op("r")
+    fail_backup(rig, op.key, 0)
+    rig.tick(2)
+    rig.finish_all()
+    rig.settle()
+    assert op.state is N
+    assert rig.reserve("r") is False
+    assert rig.cache.counters.refused == {"parent_not_backed": 1}
+    rig.hold(False)
+    rig.forward()
+    rig.finish("r")
+    rig.settle()
+    assert rig.state("ab") is C
+    rig.rest()

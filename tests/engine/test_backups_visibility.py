@@ -124,3 +124,34 @@ def test_a_committed_backup_gives_back_its_lock() -> None:
     rig.tick(3)
     assert rig.node("ab").lock_ref == 0
     rig.rest()
+
+
+def test_how_long_a_backup_takes_to_be_visible_is_counted_in_ticks() -> None:
+    """R13, R37: from the end of its forward, or from the hit that backs it up, to its commit; from tick 0 on."""
+    rig = Rig()
+    rig.serve("at once", "ab")
+    rig.tick(2)
+    rig.hold()
+    rig.serve("slow", "cd")
+    rig.tick(3)
+    rig.finish_all()
+    rig.tick(2)
+    assert rig.states("ab", "cd") == [C, C]
+    assert rig.cache.counters.ticks_to_visible == {2: 1, 5: 1}
+    rig.rest()
+
+
+def test_only_a_committed_node_has_a_host_copy() -> None:
+    """R13: whoever asks a record hears of a host copy exactly while every rank has it."""
+    rig = Rig(cp_size=1, host_slots=4, reclaim_device_valid=True)
+    rig.hold()
+    rig.serve("r", "ab")
+    record = rig.node("ab").backup
+    assert (record.state, record.has_host_copy) == (L, False)
+    rig.finish_all()
+    rig.settle()
+    assert (record.state, record.has_host_copy) == (C, True)
+    assert rig.begin("needs", "xy")
+    assert rig.chunk("needs")
+    assert (record.state, record.has_host_copy) == (N, False)
+    rig.rest()

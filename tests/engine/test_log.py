@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -154,3 +155,33 @@ def test_what_is_logged_decides_nothing(name: str) -> None:
         line for line in lines(whole) if line.split()[1] not in ("op", "engine", "match", "insert", "copy_status", "group_lost")
     ]
     assert lines(rigs[Level.LIFECYCLE]) == below
+
+
+COUNTED: Mapping[str, dict[str, Any]] = {
+    "serve_and_load_back": {
+        "reserved": 4, "committed": 3, "rolled_back": {"abort": 1}, "stale": {"not_agreed_yet": 1},
+        "tokens_submitted": 10, "tokens_committed": 8, "tokens_wasted": 2, "ticks_to_visible": {2: 3},
+        "device_evictions": 4, "device_evicted_tokens": 10, "device_dropped_tokens": 6, "load_backs": 1, "load_back_tokens": 2,
+        "reductions": 2, "ticks_in_flight": 2, "drain_reductions": 1,
+    },
+    "run_short_of_host_slots": {
+        "reserved": 3, "committed": 1, "rolled_back": {"agreed_failed": 2}, "refused": {"no_host_slots": 2}, "retries": 1,
+        "stale": {"stale_generation": 1}, "tokens_submitted": 16, "tokens_committed": 8, "tokens_wasted": 8, "ticks_to_visible": {2: 1},
+        "eviction_retries_succeeded": 1, "host_evictions": 1, "host_evicted_tokens": 8,
+        "device_evictions": 2, "device_evicted_tokens": 12, "device_dropped_tokens": 4, "reductions": 3, "ticks_in_flight": 3,
+    },
+    "wait_for_a_split": {
+        "reserved": 3, "committed": 1, "rolled_back": {"abort": 2}, "tokens_submitted": 16, "tokens_committed": 8, "tokens_wasted": 8,
+        "ticks_to_visible": {4: 1}, "deferred_splits": 1, "deferrals_expired": 1, "declined_inserts": 2, "parked_inserts": 1,
+        "parked_dropped": 1, "reductions": 3, "ticks_in_flight": 3,
+    },
+}  # fmt: skip
+"""What the engine has counted at the end of each story: tokens of what the story stores (2 a page), rolls back, evicts and loads."""
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_what_a_story_counts(name: str) -> None:
+    """R37: each thing that happens in a story is counted once under its name, tokens as logical ones, and nothing else is."""
+    counters = STORIES[name](Level.OFF).cache.counters
+    counted = {field.name: getattr(counters, field.name) for field in fields(counters)}
+    assert {name: count for name, count in counted.items() if count} == COUNTED[name]

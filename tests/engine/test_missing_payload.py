@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cphicache.engine import Refusal
-from tests.engine.rig import C, N, Rig
+from tests.engine.rig import B, C, L, N, Rig
 
 
 def without_draft(rig: Rig, rid: str) -> None:
@@ -34,6 +34,24 @@ def test_what_was_whole_before_is_inserted_and_backed_up() -> None:
     assert rig.finish("r")
     assert not rig.has("abc")
     assert rig.cache.available_size() == 2 * (rig.config.usable_pages - 2)
+    rig.rest()
+
+
+def test_a_reservation_that_ends_where_it_begins_is_kept() -> None:
+    """R5, R12: a chunk that is whole and not inserted yet keeps its backup when the next one comes without draft KV, and both are told
+    apart by the page at which they meet."""
+    rig = Rig()
+    assert rig.begin("r", "abcdef")
+    rig.chunk("r", 4)
+    rig.forward()
+    rig.chunk("r", 8)
+    without_draft(rig, "r")
+    whole, lost = rig.cache.state.requests["r"].ops
+    assert (whole.state, lost.state) == (L, B)
+    assert rig.cache.state.requests["r"].whole_pages == 2
+    assert rig.finish("r")
+    rig.settle()
+    assert (rig.state("ab"), rig.has("abc"), lost.state) == (C, False, N)
     rig.rest()
 
 

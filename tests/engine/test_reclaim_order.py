@@ -39,3 +39,33 @@ def test_an_admission_is_a_use(policy: str, states: list[object]) -> None:
     rig.abort("reads")
     assert states_after_reclaim(rig) == states
     rig.rest()
+
+
+def test_both_halves_of_a_divided_node_make_room_at_once() -> None:
+    """R16, R28: a committed node on the device that was divided gives all of its slots to whoever needs them, the lower half first."""
+    rig = Rig(cp_size=1, host_slots=8, reclaim_device_valid=True)
+    back_up(rig, "abcd")
+    assert rig.begin("divides", "aby")
+    rig.grow("divides")
+    rig.insert("divides", chunked=True)
+    assert rig.states("ab", "abcd", "aby") == [C, C, N]
+    assert rig.begin("needs", "stuv")
+    assert rig.chunk("needs")
+    assert rig.states("ab", "abcd") == [N, N]
+    assert rig.local(0).called("free_node") == [(rig.node("abcd").id,), (rig.node("ab").id,)]
+    rig.rest()
+
+
+def test_a_refused_reservation_leaves_nothing_behind() -> None:
+    """R12, R30: what finds no slots does not hang on the node that it was to follow, which can make room for others."""
+    rig = Rig(cp_size=1, host_slots=4, reclaim_device_valid=True)
+    back_up(rig, "ab")
+    assert rig.begin("too much", "abcdef")
+    assert not rig.chunk("too much")
+    record = rig.node("ab").backup
+    assert (record.heirs, record.state, rig.node("ab").host_ref) == ([], C, 0)
+    rig.abort("too much")
+    assert rig.begin("other", "xy")
+    assert rig.chunk("other")
+    assert record.state is N
+    rig.rest()

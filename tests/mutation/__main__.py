@@ -1,6 +1,6 @@
 """``make mutate``: the mutation score of the parts that decide, and the mutants that survive (see docs/testing.md).
 
-    python -m tests.mutation [--only TEXT] [--again] [PART ...]
+    python -m tests.mutation [--only TEXT] [--sample N --seed S] [--seconds S] [--jobs N] [--again] [PART ...]
 
 Results are kept in out/mutation/ by the text of the file, so that a run can be interrupted and goes on where it was; a survivor meets only
 tests that it has not survived yet, up to --seconds of them in each run.
@@ -11,15 +11,18 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import math
 import os
 import pickle
 import random
+import resource
 import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
@@ -63,6 +66,10 @@ class Kept:
         """What was found, if it was."""
         return self._known.get((mutant.name, _hash(module.source)))
 
+    def outcome(self, module: Module, mutant: Mutant) -> str:
+        """The outcome of one that has been judged."""
+        return self._known[mutant.name, _hash(module.source)].outcome
+
     def survived(self, module: Module, mutant: Mutant) -> set[str]:
         """The tests that did not notice it, as they were then: :func:`states_of`."""
         return self._survived.get((mutant.name, _hash(module.source)), set())
@@ -92,7 +99,7 @@ def coverage_of(runner: Runner, part: str, modules: list[Module]) -> Coverage:
     by_file: dict[str, list[str]] = {}
     for test in runner.tests:
         by_file.setdefault(test.partition("::")[0], []).append(test)
-    found = Coverage()
+    found = Coverage(states=states)
     for file, tests in by_file.items():
         path = KEPT / f"coverage-{Path(file).stem}-{_hash(sources + ''.join(states[test] for test in tests))}"
         if not path.exists():
@@ -124,14 +131,39 @@ def order(tests: list[str], coverage: Coverage, killers: Sequence[Counter[str]],
     return chosen
 
 
+Todo: TypeAlias = list[tuple[Module, Mutant]]
+
+
 def judge_all(runner: Runner, part: str, modules: list[Module], options: argparse.Namespace) -> Counter[str]:
     """Judge every mutant of the part; totals by outcome."""
-    coverage, states = coverage_of(runner, part, modules), states_of(runner, part)
-    kept, counts = Kept(options.again), Counter[str]()
+    coverage = coverage_of(runner, part, modules)
     todo = [(module, mutant) for module in modules for mutant in module.mutants if options.only in mutant.name]
     if options.sample:  # of one seed, the larger one holds the smaller one
         random.Random(options.seed).shuffle(todo)
         del todo[options.sample :]
+    if options.jobs == 1:
+        return judge_some(runner, part, todo, coverage, options)
+    jobs = []
+    for job in range(options.jobs):
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                judge_some(runner, f"{part} ({job + 1} of {options.jobs})", todo[job :: options.jobs], coverage, options)
+                status = 0
+            finally:
+                os._exit(status)
+        jobs.append(child)
+    statuses = [os.waitpid(child, 0)[1] for child in jobs]
+    if any(statuses):
+        raise SystemExit(f"error: a job of {part} has ended early")
+    kept = Kept(again=False)
+    return Counter("equivalent" if mutant.name in EQUIVALENT else kept.outcome(module, mutant) for module, mutant in todo)
+
+
+def judge_some(runner: Runner, part: str, todo: Todo, coverage: Coverage, options: argparse.Namespace) -> Counter[str]:
+    """Judge these mutants; totals by outcome."""
+    kept, counts = Kept(options.again), Counter[str]()
     killers = defaultdict[str, Counter[str]](Counter)
     told_s = time.monotonic()
     for at, (module, mutant) in enumerate(todo):
@@ -143,9 +175,9 @@ def judge_all(runner: Runner, part: str, modules: list[Module], options: argpars
         if verdict is None or verdict.outcome == SURVIVED:
             tests, anew = coverage.tests_of(mutant)
             survived = kept.survived(module, mutant)
-            chosen = order([test for test in tests if states[test] not in survived], coverage, near, options.seconds)
+            chosen = order([test for test in tests if coverage.states[test] not in survived], coverage, near, options.seconds)
             verdict = runner.judge(module, mutant, chosen, coverage.seconds, anew=anew) if chosen else Verdict(SURVIVED)
-            kept.put(module, mutant, verdict, [states[test] for test in chosen] if verdict.outcome == SURVIVED else [])
+            kept.put(module, mutant, verdict, [coverage.states[test] for test in chosen] if verdict.outcome == SURVIVED else [])
         for killed in near:
             killed[verdict.test] += 1
         counts[verdict.outcome] += 1
@@ -157,7 +189,15 @@ def judge_all(runner: Runner, part: str, modules: list[Module], options: argpars
     return counts
 
 
-def report(totals: dict[str, Counter[str]]) -> bool:
+def interval(fraction: float, count: int) -> tuple[float, float]:
+    """Where the score of all mutants lies, by that of a random sample of so many: Wilson's interval of 95 %."""
+    z = 1.96
+    middle = (fraction + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count) * math.sqrt(fraction * (1 - fraction) / count + z * z / (4 * count * count))
+    return middle - half, middle + half
+
+
+def report(totals: dict[str, Counter[str]], *, sampled: bool) -> bool:
     """Print the table; True if every part has the score that is needed."""
     fine = True
     print(f"{'part':12}{'mutants':>9}{'equivalent':>12}{'killed':>8}{'timed out':>11}{'survived':>10}{'score':>8}")
@@ -166,7 +206,10 @@ def report(totals: dict[str, Counter[str]]) -> bool:
         score = 1 - counts[SURVIVED] / judged if judged else 1.0
         fine = fine and score >= NEEDED
         cells = (counts.total(), counts["equivalent"], counts["killed"], counts["timed out"], counts[SURVIVED])
-        print(f"{part:12}{cells[0]:9}{cells[1]:12}{cells[2]:8}{cells[3]:11}{cells[4]:10}{score:8.1%}")
+        told = "  of all: {:.1%} .. {:.1%}".format(*interval(score, judged)) if sampled and judged else ""
+        print(f"{part:12}{cells[0]:9}{cells[1]:12}{cells[2]:8}{cells[3]:11}{cells[4]:10}{score:8.1%}{told}")
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(f"{usage.ru_utime + usage.ru_stime:.0f} s of processor time in this run")
     return fine
 
 
@@ -180,10 +223,11 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=0, metavar="N", help="only N mutants of each part, drawn by --seed")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed of the sample")
     parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="longest total of tests for one mutant")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes")
     parser.add_argument("--again", action="store_true", help="judge all anew")
     options = parser.parse_args()
     totals = {part: mutate(part, options) for part in options.parts or PARTS}
-    return 0 if report(totals) else 1
+    return 0 if report(totals, sampled=bool(options.sample)) else 1
 
 
 def mutate(part: str, options: argparse.Namespace) -> Counter[str]:

@@ -4,7 +4,120 @@ from __future__ import annotations
 
 STAMP = "the number is compared only between entries of one node, which equal tuples hold just as well"
 
+TO_THE_ROOT = "every chain of parents ends in the root; mypy has to be told"
+PARENTED = "what is below the root has a parent; mypy has to be told"
+BEFORE_READ = "it is set anew before anybody reads it"
+BELOW_EPOCHS = "epochs are 0 or more, and only whether it is older than one is asked"
+PAST = "ticks are 0 or more, and only whether it is one of the past is asked"
+FAR_PAST = "far enough in the past, too"
+COUNTED = "each step counts, so that a plan of the same count is of the same record"
+IN_COMMON = "a first part that all of them have in common tells none apart"
+ROOT_ALONE = "it is given, or set at once, for all but the root, which is never evicted"
+TURNED_ROUND = "forms are only compared with each other, and the answer is turned round in all of them"
+ON_HOST_ONLY = (
+    "a node without device pages is committed, and none of it is being loaded: the outside checker looks at that after each call"
+)
+NEVER_SHORT = "victims are planned only where they suffice, and nothing comes between: no second reservation is refused"
+
 EQUIVALENT: dict[str, str] = {
+    "cphicache/tree/radix.py::RadixTree.split::head: Node[B] = Node(head_id, parent, head_key, node.child_key, None if pages is None else "
+    "pages[:head_pages], now=0)::0 -> 1": BEFORE_READ,
+    "cphicache/tree/radix.py::RadixTree.set_device::if node.pages is not None or node.parent is None or node.parent.pages is None:::"
+    "without node.parent is None": "only the root has no parent, and it is always on the device; mypy has to be told",
+    'cphicache/tree/radix.py::RadixTree._leave_device::raise TreeInternalError(f"expected a node on the device, found {node}")::left out': (
+        "both who call it have looked; mypy has to be told"
+    ),
+    "cphicache/engine/host_eviction.py::HostEviction.file::if self._state.config.reclaim_device_valid and not node.is_root:::and -> or": (
+        "what is filed is only looked at where copies are reclaimed, and the root is passed over"
+    ),
+    "cphicache/engine/waiting.py::Waiting.retry::if not state.retries or state.retried_epoch == state.ledger.freed_epoch:::without not "
+    "state.retries": "with nobody to try the epoch is noted, and who is refused from then on is no older than that",
+    "cphicache/engine/requests.py::Requests._leave::self._waiting.stop(request.rid)::left out": (
+        "whoever leaves has stopped waiting when it was admitted, inserted or ended"
+    ),
+    "cphicache/engine/host_eviction.py::HostEviction.file::if self._state.config.reclaim_device_valid and not node.is_root:::without not "
+    "node.is_root": "the root has no host copy, and is passed over for that",
+    "cphicache/engine/waiting.py::Waiting.retry::nodes = [record.node for record in due if record.node is not None and record.node.pages "
+    "is not None]::without record.node is not None": "only what has a node is to be tried again; mypy has to be told",
+    "cphicache/engine/loadback.py::LoadBacks._nodes::while left > 0 and node.parent is not None:::without node.parent is not None": (
+        "the pages of a load-back are those of nodes below the root; mypy has to be told"
+    ),
+    "cphicache/engine/effects.py::Effects._victims::if self._planned is None or self._planned[0] is not record or self._planned[1] != "
+    "self._steps.taken:::without self._planned[0] is not record": COUNTED,
+    "cphicache/engine/host_eviction.py::HostEviction._reclaims::free = not node.host_ref and node.loading is None::without "
+    "node.loading is None": "what is being loaded is held on the host, too",
+    "cphicache/engine/canonical.py::_Canonical.form::state.quarantined is not None,::is not -> is": TURNED_ROUND,
+    "cphicache/engine/steps.py::Steps._details::if trigger is Trigger.SPLIT and isinstance(given.target, Backup):::and -> or": (
+        "only a split names the record of a head"
+    ),
+    "cphicache/tree/keys.py::RadixKey.child_key::return (self.extra_key, page) if at_root and self.extra_key is not None else page::"
+    "without self.extra_key is not None": IN_COMMON,
+    "cphicache/tree/keys.py::RadixKey.common_pages::if limit <= 0 or not self.is_same_kind(other):::<= -> <": (
+        "of no pages none are found in common"
+    ),
+    "cphicache/tree/node.py::Node.__init__::priority: int = 0,::0 -> 1": ROOT_ALONE,
+    "cphicache/tree/radix.py::RadixTree.count_hit::self._refresh(node)::left out": (
+        "hits only rise, and a rank that has risen is seen when its node surfaces"
+    ),
+    'cphicache/engine/digest.py::_digest::digest.update(b"\\n")::left out': (
+        "each value is shown in brackets, so that a row of them can be read in one way only"
+    ),
+    "cphicache/engine/forwards.py::Forwards.end_payload::if missing and op.state in ALIVE:::without op.state in ALIVE": (
+        "reports pass over what is not pending"
+    ),
+    "cphicache/engine/image.py::_new_record::record = Backup(node_id, len(state.config.payloads), bound=False, no_need=state.no_need)"
+    "::False -> True": BEFORE_READ,
+    "cphicache/engine/cache.py::CpHiRadixCache.__init__::if log is not None and log.level >= Level.OPS:::without log.level >= Level.OPS": (
+        "the log itself leaves out events above its level"
+    ),
+    "cphicache/engine/effects.py::Effects.evict_host::for node, trigger in self._victims(record) or ():::without ()": (
+        "it is asked where there are enough only; mypy has to be told"
+    ),
+    "cphicache/engine/waiting.py::Waiting.stop::record.refused_epoch = -1  # it was not to be reserved while somebody waited to split it"
+    "::1 -> 2": BELOW_EPOCHS,
+    "cphicache/engine/waiting.py::Waiting.stop::state.retried_epoch = -1::1 -> 2": BELOW_EPOCHS,
+    "cphicache/engine/state.py::CacheState.__init__::self.retried_epoch = -1::1 -> 2": BELOW_EPOCHS,
+    "cphicache/engine/records.py::Backup.__init__::self.refused_epoch = -1::1 -> 2": BELOW_EPOCHS,
+    "cphicache/engine/records.py::Backup.__init__::self.tried_tick = -1::1 -> 2": PAST,
+    "cphicache/engine/records.py::Backup.__init__::self.refused_tick = -(10**9)::** -> *": FAR_PAST,
+    "cphicache/engine/records.py::Backup.__init__::self.refused_tick = -(10**9)::10 -> 11": FAR_PAST,
+    "cphicache/engine/records.py::Backup.__init__::self.refused_tick = -(10**9)::9 -> 10": FAR_PAST,
+    "cphicache/engine/records.py::Backup.__init__::self.void = False::False -> True": BEFORE_READ,
+    "cphicache/engine/records.py::Backup.__init__::self.done_here = False::False -> True": BEFORE_READ,
+    "cphicache/engine/records.py::Backup.__init__::self.order = 0::0 -> 1": BEFORE_READ,
+    "cphicache/engine/records.py::Backup.__init__::self.stored_tick = -1::without -": BEFORE_READ,
+    "cphicache/engine/records.py::Backup.__init__::self.stored_tick = -1::1 -> 2": BEFORE_READ,
+    "cphicache/engine/records.py::Backup.__init__::self._key = OpKey(node_id, 0)::0 -> 1": "it is made anew where the generation differs",
+    "cphicache/engine/loadback.py::LoadBacks.readers_of::while at is not None and not at.is_root:::without at is not None": TO_THE_ROOT,
+    "cphicache/engine/loadback.py::LoadBacks._is_below::while node is not None and not node.is_root:::without "
+    "node is not None": TO_THE_ROOT,
+    "cphicache/engine/requests.py::Requests.admit::while at is not None and not at.is_root:::without at is not None": TO_THE_ROOT,
+    "cphicache/engine/eviction.py::DeviceEviction._write_back::while at is not None and not at.is_root and at.backup.state is "
+    "State.DEVICE_VALID_HOST_NONE:::without at is not None": TO_THE_ROOT,
+    "cphicache/engine/steps.py::Steps._details::if trigger is Trigger.SPLIT and isinstance(given.target, Backup):::without "
+    "isinstance(given.target, Backup)": "a split always names the record of its head; mypy has to be told",
+    "cphicache/engine/steps.py::Steps._counted_step::counters.eviction_retries_failed += 1::left out": NEVER_SHORT,
+    "cphicache/engine/steps.py::Steps._counted_step::counters.eviction_retries_failed += 1::+= -> -=": NEVER_SHORT,
+    "cphicache/engine/steps.py::Steps._counted_step::counters.eviction_retries_failed += 1::1 -> 2": NEVER_SHORT,
+    "cphicache/engine/matching.py::match_of::elif node.backup.state is State.COMMITTED and node.loading is None:::and -> or": ON_HOST_ONLY,
+    "cphicache/engine/matching.py::match_of::elif node.backup.state is State.COMMITTED and node.loading is None:::without "
+    "node.backup.state is State.COMMITTED": ON_HOST_ONLY,
+    "cphicache/engine/matching.py::match_of::elif node.backup.state is State.COMMITTED and node.loading is None:::without "
+    "node.loading is None": ON_HOST_ONLY,
+    "cphicache/engine/loadback.py::LoadBacks._is_below::return False::False -> True": (
+        "it is asked of load-backs that have not failed, below one that has"
+    ),
+    "cphicache/engine/inserts.py::Inserts._add_nodes::self._add(chain, op.start_page, self._state.new_node_id())::left out": (
+        "a reservation begins where the one before it, or what is in the tree, ends"
+    ),
+    "cphicache/tree/eviction.py::plan_host_victims::if joined and (node is None or joined[0][:2] < candidates.order(node)):::< -> <=": (
+        "two nodes differ in their ids"
+    ),
+    "cphicache/tree/eviction.py::plan_host_victims::if parent is None or not parent.is_host_removable:::without parent is None": PARENTED,
+    'cphicache/tree/image.py::_key_order::return extra_key is not None, extra_key or "", node.key.page(0)::is not -> is': TURNED_ROUND,
+    "cphicache/tree/image.py::_key_order::return extra_key is not None, extra_key or \"\", node.key.page(0)::without ''": (
+        "keys without a namespace have this part in common"
+    ),
     "cphicache/lifecycle/callbacks.py::_copy_layers::if submitted & reported:  # a layer is copied once, also when it is reported again "
     "together with new ones::& -> |": "taking submitted layers out of a report that has none leaves it as it is",
     "cphicache/lifecycle/record.py::Input::layers_mask: int = field(init=False, default=0, repr=False, compare=False)::False -> True #2": (
@@ -21,9 +134,7 @@ EQUIVALENT: dict[str, str] = {
     "cphicache/tree/eviction.py::Candidates.peek::self._stamp += 1::left out": STAMP,
     "cphicache/tree/eviction.py::Candidates.peek::self._stamp += 1::+= -> -=": STAMP,
     "cphicache/tree/eviction.py::Candidates.peek::self._stamp += 1::1 -> 2": STAMP,
-    "cphicache/tree/image.py::canonical_form::(node.lock_ref, node.host_ref, node.loading is not None),::is not -> is": (
-        "forms are only compared with each other, and the answer is turned round in all of them"
-    ),
+    "cphicache/tree/image.py::canonical_form::(node.lock_ref, node.host_ref, node.loading is not None),::is not -> is": TURNED_ROUND,
     'cphicache/tree/image.py::canonical_form::raise TreeInternalError(f"canonical: expected a parent, found none for {node}")::left out': (
         "every node that is reached below the root has a parent; mypy has to be told"
     ),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation.__main__ import PARTS, modules_of, order
+from tests.mutation.__main__ import PARTS, interval, modules_of, order
 from tests.mutation.equivalent import EQUIVALENT
 from tests.mutation.operators import Module
 from tests.mutation.probes import HITS, put_probes
@@ -118,6 +118,14 @@ def test_what_has_killed_nearby_is_tried_first_and_the_time_is_kept() -> None:
     assert order(tests, coverage, near, 20.0) == ["here", "in file", "a[1]", "b", "long", "a[2]"]
     assert order(tests, coverage, near, 5.0) == ["here", "in file", "a[1]", "b", "a[2]"]
     assert order(tests, coverage, (Counter(), Counter()), 0.0) == ["a[1]"]
+
+
+@pytest.mark.parametrize(
+    ("fraction", "count", "low", "high"), [(0.5, 100, 0.4038, 0.5962), (0.95, 600, 0.9295, 0.9648), (1.0, 10, 0.7225, 1.0)]
+)
+def test_a_sample_says_how_sure_it_is(fraction: float, count: int, low: float, high: float) -> None:
+    """R30: the score of a sample comes with Wilson's interval (values from a table of it)."""
+    assert interval(fraction, count) == pytest.approx((low, high), abs=5e-4)
 
 
 def test_every_equivalent_mutant_exists() -> None:

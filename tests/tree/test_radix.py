@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from cphicache.spaces.types import LogicalPage
@@ -427,3 +429,43 @@ def test_canonical_form_tells_first_nodes_apart() -> None:
         tree.add_child(tree.root, key(last), pages(3, 4), 2, 2)
         forms.add(tree.canonical(lambda node: node.backup))
     assert len(forms) == 3
+
+
+def test_canonical_form_sorts_namespaces_by_name() -> None:
+    """R28, R30: equal tokens in several namespaces stand in the order of the names, whichever was inserted first; what has no namespace
+    stands apart from all of them."""
+    spaces = {"b": 1, "a": 2, None: 3, "": 4}
+
+    def form(order: Iterable[str | None]) -> tuple[object, dict[int, int]]:
+        tree = make()
+        for space in order:
+            tree.add_child(tree.root, RadixKey.of([7], 1, space), pages(spaces[space]), spaces[space], 1)
+        return tree.canonical(lambda node: node.is_root), tree.positions()
+
+    assert form(spaces) == form(reversed(spaces)) == form(["a", "", None, "b"])
+
+
+def test_a_node_of_another_tree_is_neither_extended_nor_divided() -> None:
+    """R30: nodes of two trees may look alike; each tree changes its own only."""
+    tree, other = make(), make()
+    own, foreign = one_node(tree), one_node(other)
+    before = [each.snapshot(lambda backup: backup) for each in (tree, other)]
+    for broken in (lambda: tree.add_child(foreign, key("x"), pages(7), 2, 2), lambda: tree.split(foreign, 1, 2)):
+        with pytest.raises(TreeInternalError, match="expected"):
+            broken()
+    assert [each.snapshot(lambda backup: backup) for each in (tree, other)] == before
+    assert tree.split(own, 1, 2).length_pages == 1
+
+
+@pytest.mark.parametrize(("policy", "first"), [("lru", "b"), ("mru", "a"), ("priority", "b")])
+def test_what_is_on_the_host_only_keeps_its_place_in_the_order(policy: str, first: str) -> None:
+    """R27: an access, or a change of priority, moves a host-only node among the host's victims at once, upwards and downwards."""
+    tree = make(policy=policy)
+    nodes = {
+        letter: tree.add_child(tree.root, key(letter), pages(at), at, at, priority=5) for at, letter in enumerate("ab", start=1)
+    }
+    for node in nodes.values():
+        tree.drop_device(node)
+    tree.touch([nodes["a"]], 10)
+    tree.set_priority(nodes["b"], 1)
+    assert tree.plan_host_victims(lambda _: True, lambda _: True) == [nodes[first]]
