@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from cphicache.engine import Counters, CpHiRadixCache
 from cphicache.engine.canonical import ANYTHING, Outlook
+from cphicache.engine.records import Backup
 from cphicache.explore.audit import TakeCensus, audit, audit_local, check_loaded, is_at_rest
 from cphicache.explore.driver import Driver
 from cphicache.explore.environment import FAULTS, Answer, Blocked, Environment, Sample, Undecided
@@ -22,7 +23,9 @@ from cphicache.explore.lateness import Standing, Standings, latest
 from cphicache.explore.reducer import RecordedReducer
 from cphicache.explore.script import ONCE_OUTSIDE, TICK, World
 from cphicache.explore.transfer import RecordedTransfer
+from cphicache.lifecycle import State
 from cphicache.spaces.types import LogicalPage
+from cphicache.transfer.port import OpKey
 
 
 class Mark(IntFlag):
@@ -111,6 +114,8 @@ class Rank:
             reserve_may_fail=world.reserve_may_fail,
             wait_may_fail=world.wait_may_fail,
         )
+        if not exact:
+            self.transfer.is_given_up = self._is_given_up
         self._reducer = RecordedReducer(self._environment)
         self.cache = CpHiRadixCache(world.config, self.transfer, self._reducer)
         self._reducer.first_open = lambda: self.cache.state.resolved
@@ -247,9 +252,19 @@ class Rank:
         state = self.cache.state
         backups = sorted(state.pending.values(), key=lambda record: record.order)
         return (
-            *(Standing(*self.transfer.canonical(r.key), r.done_here, r.failed_here, r.void) for r in backups),
+            *map(self._copies_of, backups),
             *(Standing(*self.transfer.canonical(load.load_id), load.done_here, load.failed_here) for load in state.loads.values()),
         )
+
+    def _copies_of(self, record: Backup) -> Standing:
+        flying, failed = self.transfer.canonical(record.key)
+        if self._exact or record.state is not State.ROLLED_BACK:
+            return Standing(flying, failed, record.done_here, record.failed_here, record.void)
+        return Standing(flying, False, record.done_here, False)  # it is only waited for
+
+    def _is_given_up(self, op: OpKey) -> bool:
+        record = self.cache.state.pending.get(op.node)
+        return record is not None and record.generation == op.generation and record.state is State.ROLLED_BACK
 
     def _marks(self, before: tuple[int, ...], event: str) -> int:
         marks = 0

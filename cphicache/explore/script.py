@@ -41,8 +41,8 @@ class World:
     come (``abort``, ``reset``, ``shutdown``, ``evict``, ``flush``). ``unreported``: a forward may end with layers that nobody
     reported. ``draft_may_lack``: the draft's forward may not come. ``tick_in_forward``: ticks come between layers, too.
     ``max_faults``: failing copies in one history (None: any number). ``reserve_may_fail``: see
-    :class:`~cphicache.explore.transfer.RecordedTransfer`. ``wait_may_fail``: copies may also fail while a drain round waits for them
-    (each such failure meets an operation that was rolled back already, load-backs and write_back excepted).
+    :class:`~cphicache.explore.transfer.RecordedTransfer`. ``wait_may_fail``: copies may also fail
+    while a drain round waits for them, but for those of operations that were rolled back, of which nobody asks any more.
     """
 
     name: str

@@ -8,7 +8,7 @@ not seen by anybody either; that some have failed while others go on is (``FAILI
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from cphicache.engine import CacheConfig
@@ -83,6 +83,8 @@ class RecordedTransfer:
         self.backups: dict[OpKey, BackupCopies] = {}
         self.nodes: dict[int, tuple[int, ...]] = {}
         self.loads: dict[int, LoadCopies] = {}
+        self.is_given_up: Callable[[OpKey], bool] = lambda op: False
+        """Whether an operation was rolled back already: nobody asks whether it fails, only when it ends."""
         self.garbage: list[LogicalPage] = []
         """Pages of load-backs that have ended in this call and had failed: nobody's KV any more."""
 
@@ -146,7 +148,8 @@ class RecordedTransfer:
         """See the port: the copies end here, well or not."""
         copies = self._backup(op, "wait_backup")
         if copies.flying:
-            self.backups[op] = copies._replace(flying=False, failed=copies.failed or self._fails_waiting(f"node {op.node}"))
+            failed = copies.failed or self._fails_waiting(f"node {op.node}", given_up=self.is_given_up(op))
+            self.backups[op] = copies._replace(flying=False, failed=failed)
 
     def shrink(self, op: OpKey, head_pages: int, *, free_now: bool) -> None:
         """See the port."""
@@ -253,8 +256,10 @@ class RecordedTransfer:
         return dict.fromkeys(self._names, self._free)
 
     # -- inner parts ----------------------------------------------------------------------------------------------------------------
-    def _fails_waiting(self, about: str) -> bool:
-        return self._wait_may_fail and self._environment.fate(about, (Fate.ENDED, Fate.FAILED)) is Fate.FAILED
+    def _fails_waiting(self, about: str, *, given_up: bool = False) -> bool:
+        if not self._wait_may_fail:
+            return False
+        return self._environment.fate(about, (Fate.ENDED,) if given_up else (Fate.ENDED, Fate.FAILED)) is Fate.FAILED
 
     def _slots(self, owners: Sequence[int]) -> int:
         return owners.count(self._rank) * self._config.page_size

@@ -43,7 +43,6 @@ _ALL = (
         requests=(_chain(2, 1, 2, 3, 4),),
         outside=_OUTSIDE,
         insert_early=True,
-        wait_may_fail=False,
         one_forward=False,
         unreported=True,
         draft_may_lack=True,
@@ -56,7 +55,6 @@ _ALL = (
         requests=(_chain(2, 1, 2, 3, 4),),
         outside=_OUTSIDE,
         insert_early=True,
-        wait_may_fail=False,
         one_forward=False,
         draft_may_lack=True,
     ),
@@ -67,7 +65,6 @@ _ALL = (
         requests=(_chain(1, 1, 2),),
         outside=_OUTSIDE,
         insert_early=True,
-        wait_may_fail=False,
         one_forward=False,
         draft_may_lack=True,
     ),
@@ -78,7 +75,6 @@ _ALL = (
         requests=(_single("a", 1, 2, batch=0), _single("b", 3, 4, batch=0)),
         outside=_OUTSIDE,
         draft_may_lack=True,
-        wait_may_fail=False,
     ),
     World(
         name="siblings-reclaim",
@@ -95,7 +91,6 @@ _ALL = (
         outside=_OUTSIDE,
         one_forward=False,
         draft_may_lack=True,
-        wait_may_fail=False,
     ),
     World(
         name="write-back",
@@ -109,7 +104,7 @@ _ALL = (
         about="three nodes: one is divided, by an insert that may be parked and for a request that may be deferred; one rank",
         config=_config(cp_size=1, payloads=(("target", 1),), host_slots=3, usable_pages=6, max_deferral_ticks=1),
         requests=(_single("a", 1, 2, batch=0), _single("b", 1, 3, batch=0), _single("c", 1, 3, batch=1)),
-        outside=frozenset({"abort", "reset"}),
+        outside=_OUTSIDE,
     ),
     World(
         name="load-back",

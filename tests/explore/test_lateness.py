@@ -19,6 +19,7 @@ DRAINING = two_ranks("write-back", outside="evict")
 WORLDS: dict[str, World] = {
     "chain": tiny(CHAIN, outside="abort", insert_early=True, one_forward=False),
     "chain, waits do not fail": tiny(CHAIN, outside="reset", insert_early=True, one_forward=False, wait_may_fail=False),
+    "reset and shutdown": tiny(CHAIN, outside="reset shutdown", insert_early=True, one_forward=False, max_faults=2),
     "siblings, one fault": tiny(single("a", 1), single("b", 2), max_faults=1),
     "two ranks": replace(two_ranks("chain-disjoint"), max_faults=2),
     "one of two ranks lacks slots": replace(two_ranks("chain-1"), max_faults=2),
@@ -41,8 +42,9 @@ WORLDS: dict[str, World] = {
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_nothing_is_lost(name: str) -> None:
-    """R20, R21, R30: with and without copies that end unseen, reductions that say nothing, and what only calls that cannot come would
-    read, a world has the same logical states, in all of which the same has happened, and the same verdict; fewer states hold them."""
+    """R20, R21, R30: with and without what explore leaves out (copies that end unseen, failures after a rollback, reductions that say
+    nothing, what only calls that cannot come would read) a world has the same logical states, in all of which the same has happened,
+    and the same verdict; without, fewer states hold them."""
     exact, reduced = run(WORLDS[name], exact=True), run(WORLDS[name])
     assert exact.complete
     assert reduced.complete

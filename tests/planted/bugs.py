@@ -185,7 +185,7 @@ BUGS = (
     Bug(
         "explore does not compare the ranks",
         "cphicache/explore/product.py",
-        "            broken = self._disagreement(together, reached)\n",
+        "            broken = self._disagreement(chosen, reached)\n",
         "            pass\n",
         "test tests/explore/test_planted_bugs.py -k alone",
     ),
