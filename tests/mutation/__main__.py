@@ -74,11 +74,26 @@ class Kept:
         """The tests that did not notice it, as they were then: :func:`states_of`."""
         return self._survived.get((mutant.name, _hash(module.source)), set())
 
+    def killers(self) -> defaultdict[str, Counter[str]]:
+        """How many mutants each test has killed, by :func:`places`."""
+        killers = defaultdict[str, Counter[str]](Counter)
+        for (name, _), verdict in self._known.items():
+            if verdict.test:
+                for place in places(name):
+                    killers[place][verdict.test] += 1
+        return killers
+
     def put(self, module: Module, mutant: Mutant, verdict: Verdict, survived: list[str]) -> None:
         """Keep it at once: a run may be interrupted."""
         KEPT.mkdir(parents=True, exist_ok=True)
         with self._path.open("a") as file:
             file.write(json.dumps([mutant.name, _hash(module.source), verdict.outcome, verdict.test, survived]) + "\n")
+
+
+def places(name: str) -> tuple[str, str, str]:
+    """Where a mutant is: function, file, part."""
+    path, scope, *_ = name.split("::")
+    return f"{path}::{scope}", path, str(Path(path).parent)
 
 
 def _hash(text: str) -> str:
@@ -113,8 +128,8 @@ def coverage_of(runner: Runner, part: str, modules: list[Module]) -> Coverage:
 
 
 def order(tests: list[str], coverage: Coverage, killers: Sequence[Counter[str]], longest_s: float) -> list[str]:
-    """Tests that have killed in this function, then in this file (``killers``); then the quickest parameters of each other test, then
-    the rest; as many as fit the time, and at least one."""
+    """Tests that have killed in this function, then in this file, then anywhere (``killers``); then the quickest parameters of each
+    other test, then the rest; as many as fit the time, and at least one."""
     turns = Counter[str]()
     keys: dict[str, tuple[float, ...]] = {}
     for test in sorted(tests, key=lambda test: (coverage.seconds[test], test)):
@@ -164,14 +179,14 @@ def judge_all(runner: Runner, part: str, modules: list[Module], options: argpars
 def judge_some(runner: Runner, part: str, todo: Todo, coverage: Coverage, options: argparse.Namespace) -> Counter[str]:
     """Judge these mutants; totals by outcome."""
     kept, counts = Kept(options.again), Counter[str]()
-    killers = defaultdict[str, Counter[str]](Counter)
+    killers = kept.killers()
     told_s = time.monotonic()
     for at, (module, mutant) in enumerate(todo):
         if mutant.name in EQUIVALENT:
             counts["equivalent"] += 1
             continue
         verdict = kept.get(module, mutant)
-        near = killers[f"{mutant.path}::{mutant.scope}"], killers[mutant.path]
+        near = [killers[place] for place in places(mutant.name)]
         if verdict is None or verdict.outcome == SURVIVED:
             tests, anew = coverage.tests_of(mutant)
             survived = kept.survived(module, mutant)
