@@ -170,8 +170,7 @@ class CpHiRadixCache:
         state = self.state
         busy = state.numbered or state.outstanding or state.undoing or state.pending or state.batches
         waiting = state.requests or state.waiters or state.pins
-        untried = state.retries and state.retried_epoch != state.ledger.freed_epoch
-        return not (busy or waiting or untried)
+        return not (busy or waiting or state.is_retry_due())
 
     def _observe_device(self, log: EventLog) -> None:
         used = self.config.usable_pages * self.config.page_size - self.available_size()

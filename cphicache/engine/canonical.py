@@ -137,8 +137,7 @@ class _Canonical:
             tuple(self._waiter_form(waiter) for _, waiter in sorted(state.waiters.items())),
             # In the order of refusal, in which they are tried again.
             tuple((self._name(record), record.refused_epoch < epoch) for record in state.retries.values()),
-            # A round of retries in which none is due does nothing; due they become when slots are freed, which ends the round's say.
-            state.retried_epoch == epoch or all(record.refused_epoch >= epoch for record in state.retries.values()),
+            state.is_retry_due(),
         )
 
     def _name(self, record: Backup) -> Hashable:

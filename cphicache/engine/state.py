@@ -89,6 +89,14 @@ class CacheState:
         self.clock += 1
         return self.clock
 
+    def is_retry_due(self) -> bool:
+        """Whether a round of retries would look at any node: slots were freed since it was refused, and no round was made since then.
+
+        What is not due becomes so only when slots are freed, or when a round is asked for anew; so what went before does not matter.
+        """
+        epoch = self.ledger.freed_epoch
+        return self.retried_epoch != epoch and any(record.refused_epoch < epoch for record in self.retries.values())
+
     def need(self, owners: Sequence[int]) -> Need:
         """Host slots by rank, in every payload, for whole pages with these owners."""
         return need_of(owners, self.config.page_size, self.config.cp_size)

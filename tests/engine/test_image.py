@@ -622,6 +622,7 @@ def test_when_nodes_were_tried_last_shows_only_if_one_is_due(refused_epoch: int,
         state = rich_state()
         plain(state).refused_epoch, state.retried_epoch = refused_epoch, retried_epoch
         assert state.ledger.freed_epoch == 1
+        assert state.is_retry_due() is (shows and retried_epoch == 0)
         forms.append(cache_of(state).canonical())
     assert (forms[0] != forms[1]) is shows
 
