@@ -436,11 +436,11 @@ def test_canonical_form_sorts_namespaces_by_name() -> None:
     stands apart from all of them."""
     spaces = {"b": 1, "a": 2, None: 3, "": 4}
 
-    def form(order: Iterable[str | None]) -> tuple[object, dict[int, int]]:
+    def form(order: Iterable[str | None]) -> tuple[object, list[int]]:
         tree = make()
         for space in order:
             tree.add_child(tree.root, RadixKey.of([7], 1, space), pages(spaces[space]), spaces[space], 1)
-        return tree.canonical(lambda node: node.is_root), tree.positions()
+        return tree.canonical(lambda node: node.is_root), [node.id for node in tree.key_order()]
 
     assert form(spaces) == form(reversed(spaces)) == form(["a", "", None, "b"])
 
