@@ -47,7 +47,7 @@ EQUIVALENT: dict[str, str] = {
     "cphicache/engine/host_eviction.py::HostEviction._reclaims::free = not node.host_ref and node.loading is None::without "
     "node.loading is None": "what is being loaded is held on the host, too",
     "cphicache/engine/canonical.py::_Canonical.form::state.quarantined is not None,::is not -> is": TURNED_ROUND,
-    "cphicache/engine/steps.py::Steps._details::if trigger is Trigger.SPLIT and isinstance(given.target, Backup):::and -> or": (
+    "cphicache/engine/steps.py::Steps._details::if trigger is SPLIT and isinstance(given.target, Backup):::and -> or": (
         "only a split names the record of a head"
     ),
     "cphicache/tree/keys.py::RadixKey.child_key::return (self.extra_key, page) if at_root and self.extra_key is not None else page::"
@@ -61,9 +61,6 @@ EQUIVALENT: dict[str, str] = {
     ),
     'cphicache/engine/digest.py::_digest::digest.update(b"\\n")::left out': (
         "each value is shown in brackets, so that a row of them can be read in one way only"
-    ),
-    "cphicache/engine/forwards.py::Forwards.end_payload::if missing and op.state in ALIVE:::without op.state in ALIVE": (
-        "reports pass over what is not pending"
     ),
     "cphicache/engine/image.py::_new_record::record = Backup(node_id, len(state.config.payloads), bound=False, no_need=state.no_need)"
     "::False -> True": BEFORE_READ,
@@ -93,16 +90,16 @@ EQUIVALENT: dict[str, str] = {
     "node is not None": TO_THE_ROOT,
     "cphicache/engine/requests.py::Requests.admit::while at is not None and not at.is_root:::without at is not None": TO_THE_ROOT,
     "cphicache/engine/eviction.py::DeviceEviction._write_back::while at is not None and not at.is_root and at.backup.state is "
-    "State.DEVICE_VALID_HOST_NONE:::without at is not None": TO_THE_ROOT,
-    "cphicache/engine/steps.py::Steps._details::if trigger is Trigger.SPLIT and isinstance(given.target, Backup):::without "
+    "DEVICE_VALID_HOST_NONE:::without at is not None": TO_THE_ROOT,
+    "cphicache/engine/steps.py::Steps._details::if trigger is SPLIT and isinstance(given.target, Backup):::without "
     "isinstance(given.target, Backup)": "a split always names the record of its head; mypy has to be told",
     "cphicache/engine/steps.py::Steps._counted_step::counters.eviction_retries_failed += 1::left out": NEVER_SHORT,
     "cphicache/engine/steps.py::Steps._counted_step::counters.eviction_retries_failed += 1::+= -> -=": NEVER_SHORT,
     "cphicache/engine/steps.py::Steps._counted_step::counters.eviction_retries_failed += 1::1 -> 2": NEVER_SHORT,
-    "cphicache/engine/matching.py::match_of::elif node.backup.state is State.COMMITTED and node.loading is None:::and -> or": ON_HOST_ONLY,
-    "cphicache/engine/matching.py::match_of::elif node.backup.state is State.COMMITTED and node.loading is None:::without "
-    "node.backup.state is State.COMMITTED": ON_HOST_ONLY,
-    "cphicache/engine/matching.py::match_of::elif node.backup.state is State.COMMITTED and node.loading is None:::without "
+    "cphicache/engine/matching.py::match_of::elif node.backup.state is COMMITTED and node.loading is None:::and -> or": ON_HOST_ONLY,
+    "cphicache/engine/matching.py::match_of::elif node.backup.state is COMMITTED and node.loading is None:::without "
+    "node.backup.state is COMMITTED": ON_HOST_ONLY,
+    "cphicache/engine/matching.py::match_of::elif node.backup.state is COMMITTED and node.loading is None:::without "
     "node.loading is None": ON_HOST_ONLY,
     "cphicache/engine/loadback.py::LoadBacks._is_below::return False::False -> True": (
         "it is asked of load-backs that have not failed, below one that has"
