@@ -5,7 +5,7 @@ from importlib import metadata
 
 import pytest
 from serving import call, models, reference, run_script, served
-from soak import faults, options
+from soak import combinations, faults, options
 from workload import WHOLE
 
 from cphicache.events import read_events
@@ -45,12 +45,7 @@ def test_first_layer_is_submitted_before_the_last_layer_is_stored():
 
 REQUESTS = 60
 RUNS = [
-    ("llama", 16, True, "layer_first", {}),
-    ("llama", 1, False, "page_first_direct", {}),
-    ("llama", 64, False, "layer_first", {}),
-    ("mla", 16, False, "page_first_direct", {}),
-    ("mla", 64, True, "layer_first", {}),
-    ("mla", 1, True, "page_first_direct", {}),
+    *((*combination, {}) for combination in combinations()),
     ("llama", 16, False, "layer_first", {"enable_mixed_chunk": True, "chunked_prefill_size": 50}),
     ("llama", 16, True, "layer_first", {"hicache_write_policy": "write_back"}),
     ("llama", 16, False, "page_first_direct", {"hicache_write_policy": "write_through_selective"}),
