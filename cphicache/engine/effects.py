@@ -147,7 +147,7 @@ class Effects:
         """See the port."""
         state = self._state
         state.ledger.take(record.need)
-        record.generation = state.next_generation
+        record.set_generation(state.next_generation)
         state.next_generation += 1
         record.order = state.next_order
         state.next_order += 1
@@ -308,6 +308,7 @@ class Effects:
             raise AssertionError(f"split: expected a node and a record for its head, found {record.describe()} and {head!r}")
         head.node = state.tree.split(node, given.pages, head.node_id, head)
         record.fork_into(head)
+        head.set_generation(record.generation)
         if record.state is COMMITTED:
             self._transfer.split_node(record.node_id, head.node_id, given.pages)
             head.owners, record.owners = record.owners[: given.pages], record.owners[given.pages :]

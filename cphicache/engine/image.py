@@ -271,6 +271,7 @@ def _new_record(state: CacheState, row: tuple[Any, ...]) -> Backup:
     record = Backup(node_id, len(state.config.payloads), bound=False, no_need=state.no_need)
     record.state = _STATES[lifecycle_state]
     _set_values(record, values)
+    record.set_generation(record.generation)
     record.pages = list(pages)
     return record
 

@@ -41,10 +41,10 @@ class Backup(BackupRecord):
     """
 
     __slots__ = (
-        "_key",
         "done_here",
         "heirs",
         "hold",
+        "key",
         "need",
         "node",
         "order",
@@ -84,14 +84,13 @@ class Backup(BackupRecord):
         self.stored_tick = -1
         self.done_here = False
         self.void = False
-        self._key = OpKey(node_id, 0)
+        self.key = OpKey(node_id, 0)
 
-    @property
-    def key(self) -> OpKey:
-        """Identity of the operation towards the local half."""
-        if self._key.generation != self.generation:  # asked once a layer
-            self._key = OpKey(self.node_id, self.generation)
-        return self._key
+    def set_generation(self, generation: int) -> None:
+        """The generation, and with it ``key``, the identity of the operation towards the local half: kept, as it is asked for once a
+        layer."""
+        self.generation = generation
+        self.key = OpKey(self.node_id, generation)
 
     @property
     def has_host_copy(self) -> bool:
