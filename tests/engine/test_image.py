@@ -481,7 +481,7 @@ CONSTANT = {
     "CacheState.layout": "made from the configuration",
     "CacheState.kv_listener": "somebody outside, who stays",
     "CacheState.no_need": "made from the configuration",
-    "Backup._key": "made from node id and generation when it is asked for",
+    "Backup.key": "made from node id and generation",
 }
 
 

@@ -84,7 +84,7 @@ EQUIVALENT: dict[str, str] = {
     "cphicache/engine/records.py::Backup.__init__::self.order = 0::0 -> 1": BEFORE_READ,
     "cphicache/engine/records.py::Backup.__init__::self.stored_tick = -1::without -": BEFORE_READ,
     "cphicache/engine/records.py::Backup.__init__::self.stored_tick = -1::1 -> 2": BEFORE_READ,
-    "cphicache/engine/records.py::Backup.__init__::self._key = OpKey(node_id, 0)::0 -> 1": "it is made anew where the generation differs",
+    "cphicache/engine/records.py::Backup.__init__::self.key = OpKey(node_id, 0)::0 -> 1": BEFORE_READ,
     "cphicache/engine/loadback.py::LoadBacks.readers_of::while at is not None and not at.is_root:::without at is not None": TO_THE_ROOT,
     "cphicache/engine/loadback.py::LoadBacks._is_below::while node is not None and not node.is_root:::without "
     "node is not None": TO_THE_ROOT,
