@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.rig import C, L, N, R, Rig
+from tests.engine.rig import B, C, L, N, R, Rig
+from tests.engine.rig_extra import fail_backup
 
 
 def extent(rig: Rig, rid: str, index: int = -1) -> tuple[int, int]:
@@ -335,4 +336,57 @@ def test_two_prompts_that_part_inside_a_reservation() -> None:
     assert rig.insert("r2") is not None
     assert rig.states("ab", "abxy", "abcd") == [C, C, C]
     assert_tokens(rig, committed=12, wasted=4)
+    rig.rest()
+
+
+def test_what_follows_a_lost_extent_gets_a_node_without_it() -> None:
+    """R12, R15: of three chunks in one insert the first is in the tree without a host copy, so that the second is lost when it is bound
+    there, and the third with it: its KV enters the tree all the same, under another id."""
+    rig = Rig()
+    rig.hold()
+    assert rig.begin("r1", "ab")
+    assert rig.begin("r2", "abcdef")
+    for upto in (4, 8, 12):
+        rig.chunk("r2", upto)
+    first, second, third = (rig.op("r2", index).node_id for index in range(3))
+    rig.forward()
+    rig.grow("r1")
+    rig.insert("r1", chunked=True)
+    assert rig.insert("r2", chunked=True) == rig.row("r2")
+    assert rig.states("ab", "abcd", "abcdef") == [N, B, N]
+    assert rig.node("abcd").id == second
+    assert rig.node("abcdef").id not in (first, second, third)
+    assert rig.cache.counters.rolled_back == {"bind_duplicate_whole": 1, "parent_lost": 2}
+    rig.abort("r1")
+    rig.finish_all()
+    rig.settle()
+    rig.hold(False)
+    rig.finish("r2")
+    rig.settle()
+    assert rig.states("ab", "abcd", "abcdef") == [C, C, C]
+    rig.rest()
+
+
+def test_a_reservation_that_was_lost_is_no_duplicate() -> None:
+    """R12, R37: a backup that has failed when somebody else's insert of the same KV is met has nothing left to give up: it is counted as
+    what it was, and no step is taken too late."""
+    rig = Rig()
+    rig.hold()
+    for rid in ("fails", "other"):
+        assert rig.begin(rid, "abcd")
+        rig.chunk(rid)
+    rig.forward()
+    lost = rig.op("fails")
+    fail_backup(rig, lost.key, 0)
+    rig.tick(2)
+    assert lost.state is N
+    assert rig.insert("other", chunked=True)
+    assert rig.insert("fails", chunked=True) == rig.row("other")
+    counters = rig.cache.counters
+    assert (counters.duplicate_binds, counters.duplicate_tokens, counters.rolled_back) == (0, 8, {"agreed_failed": 1})
+    rig.abort("fails")
+    rig.finish_all()
+    rig.finish("other")
+    rig.settle()
+    assert rig.state("abcd") is C
     rig.rest()

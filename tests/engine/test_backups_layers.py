@@ -7,8 +7,10 @@ from itertools import permutations
 import pytest
 
 from cphicache.events import Level
+from cphicache.lifecycle import Trigger
 from cphicache.transfer.port import OpKey
 from tests.engine.rig import B, C, L, N, Rig
+from tests.engine.rig_extra import back_up
 
 
 def submissions(rig: Rig, rank: int = 0) -> list[tuple[tuple[int, ...], str, tuple[int, ...]]]:
@@ -259,3 +261,59 @@ def test_reports_are_counted_alike_without_a_log() -> None:
     for rig in rigs:
         rig.end_forward()
         rig.rest()
+
+
+@pytest.mark.parametrize(("reported", "whole"), [((0, 1, 2), True), ((1, 2), False), ((0, 2), False), ((0, 1), False)])
+def test_kv_is_whole_when_each_of_its_layers_was_reported(reported: tuple[int, ...], whole: bool) -> None:
+    """R5, R11: of a payload whose forward nobody has ended, the layers that were reported decide: all of them are enough for the tree,
+    and no other one stands for one that is missing."""
+    rig = Rig()
+    assert rig.begin("r1", "ab")
+    rig.chunk("r1")
+    rig.layer(0, *reported)
+    rig.end_payload(1)
+    rig.end_forward()
+    assert rig.finish("r1")
+    rig.settle()
+    assert rig.has("ab") is whole
+    assert rig.cache.counters.committed == whole
+    rig.rest()
+
+
+@pytest.mark.parametrize("level", [Level.OPS, Level.OFF])
+def test_whoever_comes_too_late_is_told_so(level: Level) -> None:
+    """R18, R36: a step that comes too late answers with its name, one that is taken with none, with a log and without."""
+    rig = Rig(level=level)
+    back_up(rig, "ab")
+    record = rig.node("ab").backup
+    steps = rig.cache._backups
+    assert steps.fire(record, Trigger.ABORT) == "already_committed"
+    assert steps.fire(record, Trigger.HIT) is None
+    assert rig.cache.counters.stale["already_committed"] == 1
+
+
+@pytest.mark.parametrize("layers", range(1, 13))
+def test_victims_are_looked_for_anew_after_any_number_of_steps(layers: int) -> None:
+    """R16, R36: a node that found neither room nor victims is backed up as soon as there is a victim, however many layers have been
+    reported in between; without a log, too."""
+    rig = Rig(ranks=[0], cp_size=1, host_slots=8, level=Level.OFF, payloads=(("target", 12),), max_retries=0)
+    back_up(rig, "ab")
+    assert rig.begin("runs", "xy")
+    rig.chunk("runs")
+    runs, rig.batch = rig.batch, rig.batch + 1
+    rig.serve("refused", "cd")
+    assert rig.state("cd") is N
+    rig.evict(4)
+    after, rig.batch = rig.batch, runs
+    rig.layer(0, *range(layers))
+    rig.batch = after
+    rig.tick()
+    rig.serve("again", "cd")
+    rig.settle()
+    assert rig.state("cd") is C
+    assert not rig.has("ab")
+    rig.batch = runs
+    rig.end_forward()
+    rig.abort("runs")
+    rig.settle()
+    rig.rest()

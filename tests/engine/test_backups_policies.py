@@ -306,3 +306,27 @@ def test_pages_whose_backup_fails_while_an_eviction_waits_for_them_are_taken(sho
     rig.fail_copies(rig.node("cd").backup.key, 1)
     assert [evicted for evicted, _ in evict(rig, wanted)] == [wanted] * 2
     rig.rest()
+
+
+def test_what_follows_a_node_that_is_not_worth_it_is_not_either() -> None:
+    """R19: a node below one with too few hits is not asked for, even where it has enough itself, so that nothing is refused and logged in
+    vain; when the upper one is due, both are backed up."""
+    rig = Rig(policy="write_through_selective", selective_hits=4)
+    assert rig.begin("first", "abcdef")
+    rig.grow("first", 4)
+    rig.insert("first", chunked=True)
+    rig.grow("first")
+    rig.finish("first")
+    assert rig.begin("inside", "abc")
+    rig.grow("inside")
+    rig.insert("inside")
+    continue_with(rig, "inside", "def")
+    rig.finish("inside")
+    assert hits(rig, "ab", "abcdef") == [2, 3]
+    rig.serve("third", "abcdef")
+    assert hits(rig, "ab", "abcdef") == [3, 4]
+    assert (attempts(rig), rig.cache.counters.refused) == (0, {})
+    rig.serve("fourth", "abcdef")
+    rig.settle()
+    assert rig.states("ab", "abcdef") == [C, C]
+    rig.rest()

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cphicache.agree.local import InProcessGroup
 from cphicache.engine import CacheConfig, CpHiRadixCache, TickReport, WriteBackShort, WritePolicy
 from cphicache.engine.canonical import Outlook
 from cphicache.engine.image import Image
@@ -19,6 +20,8 @@ from cphicache.lifecycle import State
 from cphicache.spaces.types import LogicalPage
 from cphicache.transfer.port import OpKey
 from cphicache.tree import RadixKey
+from tests.engine.rig import Rig
+from tests.engine.rig_extra import to_host
 from tests.engine.small_scheduler import Loopback, SmallScheduler, Step, small_config
 from tests.engine_fakes import FakeTransfer
 
@@ -705,3 +708,26 @@ def test_a_renumbering_of_pages_does_not_show_by_name() -> None:
     (none, none_named), (two, two_named), (one, one_named) = forms(0), forms(2), forms(1)
     assert none_named == two_named != one_named
     assert none != two != one
+
+
+def test_a_restore_forgets_what_came_after() -> None:
+    """R20, R27: an engine that goes back has the KV events, and the failed load-backs that wait for their readers, of the image."""
+    rig = Rig(ranks=[0], cp_size=1)
+    to_host(rig, "ab")
+    rig.hold()
+    assert rig.begin("reads", "ab")
+    rig.start_loads()
+    rig.local(0).fail(1)
+    rig.tick(3)
+    cache, others = rig.cache, CpHiRadixCache(rig.config, FakeTransfer(rig.config), InProcessGroup(1, 1.0).member(0))
+    image = cache.snapshot()
+    assert (image["undoing"], len(image["kv_events"])) == ((1,), 4)
+    rig.abort("reads")
+    after = cache.snapshot()
+    assert (after["undoing"], len(after["kv_events"])) == ((), 5)
+    for engine in (cache, others):
+        engine.restore(image)
+        assert engine.snapshot() == image
+        engine.restore(after)
+        assert engine.snapshot() == after
+        assert [tuple(event) for event in engine.take_events()] == list(after["kv_events"])

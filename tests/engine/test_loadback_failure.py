@@ -440,3 +440,71 @@ def test_what_is_under_way_is_applied_before_a_load_back_is_confirmed(fails: boo
     rig.finish_all()
     rig.settle()
     rig.rest()
+
+
+def test_a_load_that_has_failed_itself_is_not_doomed_by_the_one_above() -> None:
+    """R25: the lower load's own failure is agreed first: it ends as failed, and stays that when the one above it fails after it."""
+    rig = Rig()
+    to_host(rig, "ab", "abcd")
+    rig.hold()
+    assert rig.begin("upper", "ab")
+    rig.start_loads()
+    assert rig.begin("lower", "abcd")
+    rig.start_loads()
+    fail_load(rig, 2, 1)
+    rig.tick(2)
+    assert [load_of(rig, load).state for load in (1, 2)] == [LoadState.QUEUED, LoadState.FAILED]
+    fail_load(rig, 1, 0)
+    rig.tick(2)
+    assert [load_of(rig, load).state for load in (1, 2)] == [LoadState.FAILED, LoadState.FAILED]
+    assert [load_of(rig, load).doomed for load in (1, 2)] == [False, False]
+    assert [event["reason"] for event in rig.events("step", trigger="load_failed")] == ["copy_failed"] * 2
+    rig.finish_all()
+    rig.tick(4)
+    rig.abort("upper")
+    rig.abort("lower")
+    assert not rig.cache.state.loads
+    loads_again(rig, "abcd")
+    rig.rest()
+
+
+def test_a_failed_load_that_is_still_read_keeps_no_other() -> None:
+    """R25, R14: two loads of different prefixes have failed and drained; the one whose reader has gone gives its pages back, though that of
+    the other is still there."""
+    rig = Rig()
+    to_host(rig, "ab", "pq")
+    rig.hold()
+    for rid, text in {"one": "ab", "two": "pq"}.items():
+        assert rig.begin(rid, text)
+        rig.start_loads()
+    for load in (1, 2):
+        rig.local(0).fail(load)
+    rig.finish_all()
+    rig.tick(5)
+    assert rig.cache.state.undoing == [1, 2]
+    rig.abort("one")
+    assert list(rig.cache.state.loads) == [2]
+    assert (rig.node("ab").pages, rig.node("pq").pages) == (None, rig.row("two"))
+    rig.abort("two")
+    assert not rig.cache.state.loads
+    rig.rest()
+
+
+def test_a_reader_of_a_load_in_flight_is_declined_whenever_it_asks() -> None:
+    """R17, R25: whoever asks whether an insert would be declined hears what the insert itself says, before and after the load's end."""
+    rig = Rig()
+    to_host(rig, "abcd")
+    begin_load(rig)
+    rig.forward()
+
+    def is_declined() -> bool:
+        return rig.each(lambda side: side.cache.is_declined("reads", rig.stored_key("reads")))
+
+    assert is_declined()
+    assert rig.insert("reads") is None
+    rig.finish_all()
+    rig.settle()
+    assert not is_declined()
+    assert rig.insert("reads") is not None
+    rig.finish("reads")
+    rig.rest()

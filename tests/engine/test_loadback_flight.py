@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from cphicache.agree.port import NO_FAILURE
 from cphicache.engine import WriteBackShort, WritePolicy
 from cphicache.lifecycle import State
 from tests.engine.rig import Rig
-from tests.engine.rig_extra import ALL_TOKENS, ask_load, back_up, host_only_slots, load_of, queued_pages, to_host
+from tests.engine.rig_extra import ALL_TOKENS, ask_load, back_up, frozen, host_only_slots, load_of, queued_pages, to_host
 
 L, C = State.LAYERS_IN_FLIGHT, State.COMMITTED
 
@@ -323,4 +324,20 @@ def test_loads_and_backups_share_one_sequence() -> None:
     rig.tick(2)
     assert not rig.cache.state.loads
     assert rig.states("mn", "xy") == [C, C]
+    rig.rest()
+
+
+def test_asking_how_copies_fare_changes_nothing_while_they_go_on() -> None:
+    """R20, R25: a sample that finds a load-back in flight leaves the rank as it was: nobody has failed before somebody says so."""
+    rig = Rig()
+    to_host(rig, "ab")
+    rig.hold()
+    ask_load(rig, "asks", "ab")
+    rig.start_loads()
+    before = frozen(rig)
+    for side in rig.sides:
+        assert side.cache._agreement.sample() == (load_of(rig, 1).number, NO_FAILURE)
+    assert frozen(rig) == before
+    rig.finish_all()
+    rig.settle()
     rig.rest()

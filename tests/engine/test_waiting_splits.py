@@ -267,6 +267,20 @@ def test_a_deferral_is_bounded(bound: int) -> None:
     rig.rest()
 
 
+def test_a_match_that_is_cut_back_ends_in_the_node_above() -> None:
+    """R17, R24: past the bound the match is what it would be if the pending node were not there: nodes, pages and the node they end in."""
+    rig = Rig(max_deferral_ticks=0)
+    back_up(rig, "ab")
+    whole = rig.match("ab")
+    in_flight(rig, text="abcd")
+    found = rig.each(lambda side: side.cache.prepare("splits", rig.key("abcx")))
+    assert found == whole
+    assert found.walk.last_device_node is rig.node("ab")
+    rig.finish_all()
+    rig.settle()
+    rig.rest()
+
+
 @pytest.mark.parametrize(("text", "tail"), [("ab", 0), ("ab", 1), ("abcd", 0), ("abcd", 1), ("abcdx", 0)])
 def test_a_key_that_does_not_go_on_inside_the_node_never_splits(text: str, tail: int) -> None:
     """R17: a key that lies wholly inside a pending node, or goes on for less than a page, or behind its end, is neither deferred nor

@@ -17,6 +17,7 @@ TURNED_ROUND = "forms are only compared with each other, and the answer is turne
 ON_HOST_ONLY = (
     "a node without device pages is committed, and none of it is being loaded: the outside checker looks at that after each call"
 )
+FILED_ALREADY = "a committed node on the device is a candidate since its commit, its split or its adoption, and is filed again at each of them"
 NEVER_SHORT = "victims are planned only where they suffice, and nothing comes between: no second reservation is refused"
 
 EQUIVALENT: dict[str, str] = {
@@ -96,6 +97,41 @@ EQUIVALENT: dict[str, str] = {
     "cphicache/engine/steps.py::Steps._counted_step::counters.eviction_retries_failed += 1::left out": NEVER_SHORT,
     "cphicache/engine/steps.py::Steps._counted_step::counters.eviction_retries_failed += 1::+= -> -=": NEVER_SHORT,
     "cphicache/engine/steps.py::Steps._counted_step::counters.eviction_retries_failed += 1::1 -> 2": NEVER_SHORT,
+    "cphicache/engine/eviction.py::DeviceEviction._kept_by_copies::nodes = [record.node for record in self._state.pending.values() if "
+    "record.node is not None and record.number is not None]::without record.number is not None": (
+        "under write_back all backups are of stored KV, and have their number when the step that reserves them ends"
+    ),
+    "cphicache/engine/forwards.py::Forwards.wait_layer::if batch is None or not self._state.loads:::without not self._state.loads": (
+        "without load-backs there is no producer to wait for"
+    ),
+    "cphicache/engine/holds.py::Holds.file_parent::if record.node is not None and record.node.parent is not None:::and -> or": (
+        "who calls it has a node below the root; mypy has to be told"
+    ),
+    "cphicache/engine/holds.py::Holds.file_parent::self._host_eviction.file(record.node.parent)::left out": FILED_ALREADY,
+    "cphicache/engine/holds.py::Holds.release_host_hold::self._host_eviction.file(node)::left out": FILED_ALREADY,
+    "cphicache/engine/host_eviction.py::HostEviction._plan_reclaim::aside.remove(parent)::left out": (
+        "at the end, and when another child of it goes, it is added once more, which changes nothing"
+    ),
+    "cphicache/engine/inserts.py::Inserts.insert::if node.priority < request.priority:::< -> <=": "the priority that it has is set again",
+    "cphicache/engine/inserts.py::Inserts.is_declined::if request.loads or request.poisoned:::or -> and": (
+        "the answer is the same after the walk, which is only spared"
+    ),
+    "cphicache/engine/loadback.py::LoadBacks.readers_of::while at is not None and not at.is_root:::without not at.is_root": (
+        "the root is never loaded back"
+    ),
+    "cphicache/engine/requests.py::Requests.admit::while at is not None and not at.is_root:::without not at.is_root": (
+        "the root is never evicted, so that nobody asks when it was used"
+    ),
+    "cphicache/engine/state.py::CacheState.now::self.clock += 1::1 -> 2": "times are only compared with each other",
+    "cphicache/engine/steps.py::Steps.__init__::self.taken = 0::0 -> 1": "counts are only compared with each other",
+    "cphicache/engine/steps.py::Steps._counted_step::elif record.state is ROLLED_BACK and before is not ROLLED_BACK:::without before is "
+    "not ROLLED_BACK": "a step that leaves it rolled back has returned before, and a retry of a reservation is never taken there",
+    "cphicache/engine/steps.py::Steps._details::if record.request and not record.bound:::without record.request": (
+        "what is not bound is a request's"
+    ),
+    "cphicache/engine/steps.py::Steps._details::if trigger is SPLIT and isinstance(given.target, Backup):::without trigger is SPLIT": (
+        "only a split names the record of a head"
+    ),
     "cphicache/engine/matching.py::match_of::elif node.backup.state is COMMITTED and node.loading is None:::and -> or": ON_HOST_ONLY,
     "cphicache/engine/matching.py::match_of::elif node.backup.state is COMMITTED and node.loading is None:::without "
     "node.backup.state is COMMITTED": ON_HOST_ONLY,
