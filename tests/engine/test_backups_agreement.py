@@ -6,7 +6,8 @@ from itertools import product
 
 import pytest
 
-from tests.engine.rig import B, C, L, N, Rig
+from tests.engine.rig import B, C, L, N, Rig, Side
+from tests.engine_fakes import FakeTransfer
 
 TEXTS = ("ab", "cd", "ef", "gh", "ij")
 LONG_TEXTS = ("abcd", "efgh", "ijkl", "mnop")
@@ -228,6 +229,42 @@ def test_a_failed_operation_counts_as_finished_when_its_copies_are_drained() -> 
     rig.finish_all()
     rig.tick(2)
     assert rig.states(*texts) == [N, C]
+    rig.rest()
+
+
+def test_a_failure_whose_copies_go_on_is_noted_once() -> None:
+    """R22, R36: a copy that failed is asked about in every tick until the others have ended; the failure is one step, not one a tick."""
+    rig = Rig()
+    texts = numbered(rig, 1)
+    rig.fail_copies(rig.node("ab").backup.key, 0, drained=False)
+    rig.tick(4)
+    assert rig.states(*texts) == [B]
+    assert len(rig.events("step", trigger="copy_failed")) == 1
+    rig.finish_all()
+    rig.tick(2)
+    assert rig.states(*texts) == [N]
+    assert len(rig.events("step", trigger="copy_failed")) == 1
+    rig.rest()
+
+
+def test_a_rank_without_slots_reports_no_copies() -> None:
+    """R22, R38: a rank that lacks the slots has no copies whose end it could tell: its log has that the reservation failed, and the
+    others' logs have how the copies fared, so that each can be executed again."""
+    rig = Rig()
+    rig.begin("r1", "ab")
+    rig.local(1).fail_reserve_next = True
+    rig.chunk("r1")
+    rig.forward()
+    rig.finish("r1")
+    node = rig.node("ab").id
+    rig.tick(2)
+    assert rig.state("ab") is N
+
+    def told(side: Side[FakeTransfer]) -> list[str]:
+        names = ("local_reserve_failed", "copy_status")
+        return [event["event"] for event in side.log.events if event["event"] in names and event["node"] == node]
+
+    assert [told(side) for side in rig.sides] == [["copy_status"], ["local_reserve_failed"]]
     rig.rest()
 
 

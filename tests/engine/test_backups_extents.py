@@ -390,3 +390,26 @@ def test_a_reservation_that_was_lost_is_no_duplicate() -> None:
     rig.settle()
     assert rig.state("abcd") is C
     rig.rest()
+
+
+def test_a_bound_extent_is_its_parents_child_and_nothing_else() -> None:
+    """R12, R15: once it has a node, an extent is found by the tree alone, so that it loses its parent once."""
+    rig = Rig(max_retries=0)
+    rig.hold()
+    rig.begin("r1", "abcd")
+    rig.chunk("r1", 4)
+    rig.forward()
+    rig.insert("r1", chunked=True)
+    rig.chunk("r1")
+    rig.forward()
+    rig.insert("r1")
+    parent, child = rig.node("ab").backup, rig.node("abcd").backup
+    assert rig.states("ab", "abcd") == [L, L]
+    assert (parent.heirs, child.parent, child.hold) == ([], None, None)
+    rig.fail_copies(parent.key, 0)
+    rig.finish_all()
+    rig.settle()
+    assert rig.states("ab", "abcd") == [N, N]
+    assert [event["node"] for event in rig.events("step", trigger="parent_lost")] == [child.node_id]
+    assert not rig.cache.counters.stale
+    rig.rest()

@@ -123,6 +123,23 @@ def test_layers_that_nobody_reported_are_submitted_at_the_end_of_their_forward(r
     rig.rest()
 
 
+@pytest.mark.parametrize("missing", [(0,), (2, 3), (1, 4), (2, 5), (1, 2, 5), (0, 1, 2, 3, 4, 5)])
+def test_exactly_the_layers_that_nobody_reported_are_submitted(missing: tuple[int, ...]) -> None:
+    """R11: whether they are neighbours or not, one submission has all of them and no other, in ascending order."""
+    rig = Rig(payloads=(("target", 6), ("draft", 2)))
+    rig.begin("r1", "ab")
+    rig.chunk("r1")
+    rig.layer(0, *(layer for layer in range(6) if layer not in missing))
+    done = len(submissions(rig))
+    rig.end_payload(0)
+    assert [layers for _, _, layers in submissions(rig)[done:]] == [missing]
+    rig.forward()
+    rig.insert("r1")
+    rig.settle()
+    assert rig.state("ab") is C
+    rig.rest()
+
+
 def test_without_overlap_all_layers_go_after_their_forward() -> None:
     """R11: with overlap off, reports are ignored and each payload's layers go as one submission at the end of its forward."""
     rig = Rig(overlap=False)

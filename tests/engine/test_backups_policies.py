@@ -221,6 +221,22 @@ def test_an_eviction_that_is_short_waits_or_drops(short: WriteBackShort) -> None
     rig.rest()
 
 
+@pytest.mark.parametrize("short", list(WriteBackShort))
+def test_a_shortage_of_one_lane_is_enough_to_write_back(short: WriteBackShort) -> None:
+    """R4, R19: an allocation that lacks pages of one owner only evicts as much as that takes, waiting or dropping, and succeeds."""
+    rig = Rig(policy="write_back", write_back_short=short, usable_pages=8)
+    rig.serve("r1", "ab", owners=[0, 0])
+    rig.serve("r2", "cd", owners=[0, 0])
+    assert rig.cache.state.alloc.lane_free() == (0, 4)
+    assert rig.begin("r3", "xy")
+    rig.together(lambda side: side.rows["r3"].extend(side.cache.alloc(2, None) or ()))
+    assert sorted(rig.cache.state.owners(rig.row("r3"))) == [0, 1]
+    assert rig.cache.counters.write_back_waits == (short is WriteBackShort.WAIT)
+    assert rig.has("ab") is (short is WriteBackShort.WAIT)
+    assert rig.node("cd").pages is not None
+    rig.rest()
+
+
 def test_a_victim_whose_backup_fails_or_is_refused_goes_without() -> None:
     """R19, R22: a wait ends also when the copy fails on some rank, or when there are no host slots: the pages are needed."""
     rig = Rig(policy="write_back", host_slots=4)

@@ -162,3 +162,15 @@ def test_digests_fit_where_they_are_sent() -> None:
         seen += cache.digest()
         cache.finish(f"r{token}", cache.key([token, token]), pages)
     assert 2**48 < max(seen) < 2**56
+
+
+def test_an_empty_device_is_not_told_of() -> None:
+    """R36: the log has the tokens in use, and those that could be evicted, when they change: not before anything is stored."""
+    rig = Rig()
+    rig.tick(2)
+    assert rig.events("device") == []
+    assert rig.begin("r1", "ab")
+    rig.chunk("r1")
+    rig.tick(2)
+    assert [(event["in_use"], event["evictable"]) for event in rig.events("device")] == [(4, 0)]
+    rig.rest()

@@ -16,6 +16,8 @@ from cphicache.engine.canonical import Outlook
 from cphicache.engine.image import Image
 from cphicache.engine.records import Backup, Batch, Load, LoadState, Parked, Pin, Request, Waiter
 from cphicache.engine.state import CacheState
+from cphicache.events import EventLog, EventLogError, Level
+from cphicache.events.render import StepRecord
 from cphicache.lifecycle import State
 from cphicache.spaces.types import LogicalPage
 from cphicache.transfer.port import OpKey
@@ -159,6 +161,39 @@ def test_what_a_broken_call_left_queued_does_not_reach_the_restored_state() -> N
                 live.run(failing)
     assert live.run(failing) == answers
     assert live.cache.snapshot() == reached
+    live.end()
+
+
+class BreakingLog(EventLog):
+    """Its next step event raises, once: as when the log's file cannot be written any more."""
+
+    breaks = False
+
+    def add(self, record: StepRecord) -> None:
+        if self.breaks:
+            self.breaks = False
+            raise EventLogError("no space left")
+        super().add(record)
+
+
+def test_layers_that_a_broken_call_left_queued_are_not_submitted_after_a_restore() -> None:
+    """R10, R18: an error between a layer's report and the submission of its copies leaves nothing of the abandoned state to be
+    submitted with the restored one's."""
+    config = small_config()
+    live, log = SmallScheduler(config), BreakingLog(None, rank=0, level=Level.OPS, wall_clock=None, header={})
+    live.cache = CpHiRadixCache(config, live.local, live.reducer, log)
+    live.run([("admit", 3)])
+    more: list[Step] = [("forward", 1), ("results", 1), ("tick", 1), ("tick", 1)]
+    image, around = live.cache.snapshot(), live.save()
+    answers = live.run(more)
+    for breaks in (True, False):
+        live.cache.restore(image)
+        live.load(around)
+        log.breaks = breaks
+        if breaks:
+            with pytest.raises(EventLogError, match="no space left"):
+                live.run(more)
+    assert live.run(more) == answers
     live.end()
 
 
@@ -634,6 +669,20 @@ def no_longer_pending(state: CacheState, start_page: int) -> None:
     """The request's last reservation has ended, behind page ``start_page``."""
     record = state.pending.pop(heir(state).node_id)
     record.state, record.start_page, record.pages = State.DEVICE_VALID_HOST_NONE, start_page, []
+
+
+@pytest.mark.parametrize(("before", "behind", "shows"), [(0, 0, True), (1, 0, True), (0, 1, False)])
+def test_of_reservations_that_have_ended_only_the_last_decides(before: int, behind: int, *, shows: bool) -> None:
+    """R12, R20: the next reservation may not follow one that has ended; where one ended that others came after is looked at by nobody.
+    ``before``, ``behind``: reservations that go on, in front of the one that has ended and after it."""
+    forms = []
+    for page in (2, 3):
+        state = rich_state()
+        goes_on, ended = request(state).ops
+        no_longer_pending(state, page)
+        request(state).ops = [goes_on] * before + [ended] + [goes_on] * behind
+        forms.append(cache_of(state).canonical())
+    assert (forms[0] != forms[1]) is shows
 
 
 OUTLOOKS: dict[str, tuple[Outlook, Outlook, Callable[[CacheState, int], object]]] = {

@@ -327,6 +327,8 @@ def test_a_load_is_refused_when_the_one_above_fails_while_it_makes_room() -> Non
     rig = failing_under_eviction()
     assert ask_load(rig, "lower", "abcd") == ([], None, Refusal.LOAD_ABOVE_FAILED)
     assert rig.cache.state.loads.keys() == {1}
+    assert not rig.cache.state.numbered
+    assert not rig.cache.is_at_rest(), "the failed load-back has drained and is still to be undone"
     rig.tick()
     assert not rig.cache.state.loads
     assert [rig.node(text).pages for text in ("ab", "abcd")] == [None, None]
@@ -418,6 +420,21 @@ def test_a_load_back_that_went_well_is_confirmed_once() -> None:
     rig.settle()
     assert confirm(rig)
     assert rig.cache.counters.drain_reductions == before + 1
+    rig.rest()
+
+
+def test_a_load_back_is_waited_for_before_it_is_confirmed() -> None:
+    """R25: whoever ends at once hears of failures that copies still under way would have: they are waited for on every rank, and agreed."""
+    rig = Rig()
+    to_host(rig, "abcd")
+    begin_load(rig)
+    rig.forward()
+    assert all(1 in side.transfer.in_flight() for side in rig.sides)
+    assert confirm(rig)
+    assert [side.transfer.called("wait_load") for side in rig.sides] == [[(1,)]] * 2
+    assert not rig.cache.state.loads, "it has ended well on every rank"
+    rig.finish_all()
+    rig.settle()
     rig.rest()
 
 

@@ -41,6 +41,27 @@ def test_an_admission_is_a_use(policy: str, states: list[object]) -> None:
     rig.rest()
 
 
+@pytest.mark.parametrize(("policy", "states"), [("lru", [C, N]), ("mru", [N, C])])
+def test_a_touch_is_a_use(policy: str, states: list[object]) -> None:
+    """R16, R24, R27: so is a request that asks for a prefix and is not admitted yet."""
+    rig = Rig(cp_size=1, host_slots=8, reclaim_device_valid=True, eviction_policy=policy)
+    back_up(rig, "ab", "cd")
+    rig.each(lambda side: side.cache.touch(side.node(rig.key("ab"))))
+    assert states_after_reclaim(rig) == states
+    rig.rest()
+
+
+def test_what_has_lost_its_host_copy_holds_no_slots() -> None:
+    """R16, R30: the slots that nodes hold add up to those in use, after a host copy was reclaimed too."""
+    rig = Rig(cp_size=1, host_slots=8, reclaim_device_valid=True)
+    back_up(rig, "ab", "cd")
+    assert states_after_reclaim(rig) == [N, C]
+    assert [rig.node(text).backup.need for text in ("ab", "cd")] == [(0,), (4,)]
+    assert rig.op("needs").need == (4,)
+    assert list(rig.cache.state.ledger.used_by_rank) == [8]
+    rig.rest()
+
+
 def test_both_halves_of_a_divided_node_make_room_at_once() -> None:
     """R16, R28: a committed node on the device that was divided gives all of its slots to whoever needs them, the lower half first."""
     rig = Rig(cp_size=1, host_slots=8, reclaim_device_valid=True)
