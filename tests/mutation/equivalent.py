@@ -17,7 +17,10 @@ TURNED_ROUND = "forms are only compared with each other, and the answer is turne
 ON_HOST_ONLY = (
     "a node without device pages is committed, and none of it is being loaded: the outside checker looks at that after each call"
 )
-FILED_ALREADY = "a committed node on the device is a candidate since its commit, its split or its adoption, and is filed again at each of them"
+FILED_ALREADY = (
+    "a committed node on the device is a candidate since its commit, its split or its adoption, and is filed again at each of them"
+)
+TOLD_TWICE = "who stands in the list before this one is told of once more, the same in forms that are equal"
 NEVER_SHORT = "victims are planned only where they suffice, and nothing comes between: no second reservation is refused"
 
 EQUIVALENT: dict[str, str] = {
@@ -28,6 +31,25 @@ EQUIVALENT: dict[str, str] = {
     'cphicache/tree/radix.py::RadixTree._leave_device::raise TreeInternalError(f"expected a node on the device, found {node}")::left out': (
         "both who call it have looked; mypy has to be told"
     ),
+    "cphicache/engine/backups.py::Backups.split::head = Backup(self._state.new_node_id(), len(self._layers), bound=True, "
+    "no_need=self._state.no_need)::True -> False": BEFORE_READ,
+    "cphicache/engine/cache.py::CpHiRadixCache.is_at_rest::busy = state.numbered or state.outstanding or state.undoing or state.pending or "
+    "state.batches::without state.outstanding": "a reduction is issued where something is numbered, which nothing but its end takes away",
+    "cphicache/engine/cache.py::CpHiRadixCache.is_at_rest::busy = state.numbered or state.outstanding or state.undoing or state.pending or "
+    "state.batches::without state.pending": (
+        "the first reserved of the pending is numbered, or its forward goes on, or it is agreed and its request is to bind it"
+    ),
+    "cphicache/engine/canonical.py::_Canonical.form::if not (request.loads or request.poisoned)::or -> and": TOLD_TWICE,
+    "cphicache/engine/canonical.py::_Canonical.form::if not (request.loads or request.poisoned)::without request.poisoned": TOLD_TWICE,
+    "cphicache/engine/effects.py::Effects.on_device::return record.node is not None and record.node.pages is not None::without "
+    "record.node is not None": "it is asked of committed backups, which have a node; mypy has to be told",
+    "cphicache/engine/effects.py::Effects.refuse::free=[min(ledger.free(rank, name) for name in self._names) for rank in "
+    "range(state.config.cp_size)],::min -> max": "every payload has equally many slots, and equally many of them are in use",
+    "cphicache/engine/effects.py::Effects.release::self._holds.unlink(record)::left out": (
+        "an extent is unlinked when it rolls back, before it is released, and nothing hangs it anywhere after that"
+    ),
+    "cphicache/engine/host_eviction.py::HostEviction.plan::may_reclaim = may_reclaim and state.config.reclaim_device_valid::without "
+    "state.config.reclaim_device_valid": "nothing is filed as reclaimable then; it only spares a walk through victims that are too few",
     "cphicache/engine/host_eviction.py::HostEviction.file::if self._state.config.reclaim_device_valid and not node.is_root:::and -> or": (
         "what is filed is only looked at where copies are reclaimed, and the root is passed over"
     ),
