@@ -17,7 +17,9 @@ TURNED_ROUND = "forms are only compared with each other, and the answer is turne
 ON_HOST_ONLY = (
     "a node without device pages is committed, and none of it is being loaded: the outside checker looks at that after each call"
 )
-FILED_ALREADY = "a committed node on the device is a candidate since its commit, its split or its adoption, and is filed again at each of them"
+FILED_ALREADY = (
+    "a committed node on the device is a candidate since its commit, its split or its adoption, and is filed again at each of them"
+)
 NEVER_SHORT = "victims are planned only where they suffice, and nothing comes between: no second reservation is refused"
 
 EQUIVALENT: dict[str, str] = {
