@@ -69,26 +69,43 @@ class DeviceEviction:
             self._log.note(self._state.tick, "device_evicted", tokens=demand.evicted, dropped=demand.dropped)
         return EvictResult(demand.evicted, demand.dropped)
 
-    def _take(
-        self, demand: _Demand, accept: Callable[[Node[Backup]], bool] | None = None, aside: list[Node[Backup]] | None = None
-    ) -> None:
+    def _take(self, demand: _Demand, accept: Callable[[Node[Backup]], bool] | None = None) -> None:
         """Evict in order what ``accept`` takes until the demand is met."""
         while not demand.met(demand.evicted):
-            node = self._state.tree.next_device_victim(accept, aside)
+            node = self._state.tree.next_device_victim(accept)
             if node is None:
                 return
-            tokens, kept = node.length_tokens, _is_backed_up(node)
-            self._backups.fire(node.backup, DEVICE_EVICT)
-            demand.evicted += tokens
-            demand.dropped += 0 if kept else tokens
+            self._take_node(demand, node)
+
+    def _take_backed_up(self, demand: _Demand) -> list[Node[Backup]]:
+        """Evict in order what has a host copy, until the demand is met or so many without one were passed over; returns those."""
+        aside: list[Node[Backup]] = []
+        passed = 0
+
+        def ends_search(node: Node[Backup]) -> bool:
+            nonlocal passed
+            passed += not _is_backed_up(node)
+            return _is_backed_up(node) or passed > WRITE_BACK_SCAN
+
+        while not demand.met(demand.evicted):
+            node = self._state.tree.next_device_victim(ends_search, aside)
+            if node is None or not _is_backed_up(node):
+                break
+            self._take_node(demand, node)
+        self._state.tree.put_back(aside)
+        return aside
+
+    def _take_node(self, demand: _Demand, node: Node[Backup]) -> None:
+        tokens, kept = node.length_tokens, _is_backed_up(node)
+        self._backups.fire(node.backup, DEVICE_EVICT)
+        demand.evicted += tokens
+        demand.dropped += 0 if kept else tokens
 
     def _evict_written_back(self, demand: _Demand) -> None:
         """Nodes that have a host copy go first. The others are backed up: for the next eviction if those sufficed; for this one, with
         a wait, if so configured; else they are dropped. What a backup in flight keeps is waited for also then, if whoever asks has
         counted it: it could be evicted until an eviction before this one started that backup."""
-        aside: list[Node[Backup]] = []
-        self._take(demand, lambda node: _is_backed_up(node) or len(aside) >= WRITE_BACK_SCAN, aside)
-        self._state.tree.put_back(aside)
+        aside = self._take_backed_up(demand)
         if demand.met(demand.evicted):
             self._write_back(aside[:WRITE_BACK_AHEAD])
         elif self._state.config.write_back_short is WriteBackShort.DROP:

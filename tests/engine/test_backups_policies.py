@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cphicache.engine import WriteBackShort
+from cphicache.engine import EvictResult, WriteBackShort
 from tests.engine.rig import C, L, N, R, Rig, Side
 from tests.engine_fakes import FakeTransfer
 
@@ -345,4 +345,65 @@ def test_what_follows_a_node_that_is_not_worth_it_is_not_either() -> None:
     rig.serve("fourth", "abcdef")
     rig.settle()
     assert rig.states("ab", "abcdef") == [C, C]
+    rig.rest()
+
+
+def one_copy_among_others(short: WriteBackShort) -> Rig:
+    """``ab``, ``cd``, ``mn`` and ``ef`` would go in this order; of these ``mn`` alone has a host copy."""
+    rig = Rig(ranks=[0], cp_size=1, policy="write_back", write_back_short=short)
+    rig.serve("dropped, or waited for", "gh")
+    rig.serve("backed up", "mn")
+    rig.evict({"drop": 4, "wait": 8}[short])
+    rig.settle()
+    rig.serve("r1", "ab")
+    rig.serve("r2", "cd")
+    assert rig.begin("uses", "mn")
+    rig.start_loads()
+    rig.settle()
+    rig.abort("uses")
+    rig.serve("r3", "ef")
+    assert rig.states("ab", "cd", "mn", "ef") == [N, N, C, N]
+    return rig
+
+
+def what_is_left(rig: Rig) -> dict[str, bool]:
+    """Which of these nodes are still in the tree, and whether they are on the device."""
+    return {text: rig.node(text).pages is not None for text in ("ab", "cd", "mn", "ef") if rig.has(text)}
+
+
+@pytest.mark.parametrize("short", list(WriteBackShort))
+@pytest.mark.parametrize("scan", [1, 2])
+def test_a_search_for_host_copies_ends_after_so_many_nodes_without(
+    scan: int, short: WriteBackShort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R19, R27: an eviction under write_back finds a host copy behind so many nodes that have none; behind more it does as when there is
+    none: what would go first is waited for, or dropped, and nothing else."""
+    monkeypatch.setattr("cphicache.engine.eviction.WRITE_BACK_SCAN", scan)
+    rig = one_copy_among_others(short)
+    dropped = 4 if (scan, short) == (1, "drop") else 0
+    assert rig.evict(4) == EvictResult(4, dropped)
+    left = {"ab": True, "cd": True, "mn": True, "ef": True}
+    if scan == 2:
+        left["mn"] = False
+    elif dropped:
+        del left["ab"]
+    else:
+        left["ab"] = False
+    assert what_is_left(rig) == left
+    rig.rest()
+
+
+@pytest.mark.parametrize("short", list(WriteBackShort))
+def test_what_a_search_has_passed_over_counts_for_the_whole_eviction(
+    short: WriteBackShort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R19: an eviction that has found one host copy, and needs more, takes none of the nodes without one out of turn: by configuration it
+    waits for the first, or drops that."""
+    monkeypatch.setattr("cphicache.engine.eviction.WRITE_BACK_SCAN", 2)
+    rig = one_copy_among_others(short)
+    assert rig.evict(8) == EvictResult(8, {"drop": 4, "wait": 0}[short])
+    left = {"ab": False, "cd": True, "mn": False, "ef": True}
+    if short == "drop":
+        del left["ab"]
+    assert what_is_left(rig) == left
     rig.rest()
