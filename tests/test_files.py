@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cphicache.files import whole_file
+from cphicache.files import check_place, whole_file
 
 
 def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -43,3 +43,18 @@ def test_a_symlink_stays_and_a_pipe_is_written_itself(tmp_path: Path) -> None:
     with whole_file(pipe) as place:
         assert place == pipe.resolve()
     assert pipe.is_fifo()
+
+
+def test_a_place_is_checked_without_touching_what_is_there(tmp_path: Path) -> None:
+    """R35: what could not be written is told before the work; a place that can be has its folder then, its old content, and no more."""
+    path = tmp_path / "deep" / "report"
+    check_place(path)
+    assert list(path.parent.iterdir()) == []
+    path.write_text("old")
+    check_place(path)
+    assert list(path.parent.iterdir()) == [path]
+    assert path.read_text() == "old"
+    check_place(Path("/dev/null"))
+    for wrong in (path / "below a file", path.parent, tmp_path / ("x" * 300)):
+        with pytest.raises(OSError, match=r"\[Errno"):
+            check_place(wrong)

@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 
 from cphicache.run.failure import Failure, OneLineCommand
+from cphicache.run.numbers import FiniteFloatRange
 
 if TYPE_CHECKING:
     from cphicache.bench.harness import Bench, Effort
@@ -23,7 +24,7 @@ DEFAULT_OUT = Path("out/bench.json")
 @click.option("--list", "only_list", is_flag=True, help="Say what there is to measure.")
 @click.option("--rounds", type=click.IntRange(1, 1000), default=7, show_default=True, help="Alternating rounds a row.")
 @click.option(
-    "--sample-s", type=click.FloatRange(0.0, 60.0), default=0.1, show_default=True, help="Seconds of one sample of one side."
+    "--sample-s", type=FiniteFloatRange(0.0, 60.0), default=0.1, show_default=True, help="Seconds of one sample of one side."
 )
 @click.option("--shrink", type=click.IntRange(1, 100_000), default=1, show_default=True, help="Divide the sizes by this: a try.")
 @click.option(

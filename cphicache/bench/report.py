@@ -56,7 +56,10 @@ def read_results(path: Path) -> dict[str, dict[str, Any]]:
         raise ResultsError(f"{path}: cannot be read as results ({error}); give another file, or remove it") from error
     if not isinstance(found, dict) or found.get("schema") != SCHEMA:
         raise ResultsError(f"{path}: holds no results of schema {SCHEMA}; give another file, or remove it")
-    return {row["name"]: row for row in found["rows"]}
+    rows = found.get("rows")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) and isinstance(row.get("name"), str) for row in rows):
+        raise ResultsError(f"{path}: is damaged (rows are no list of objects with a name); give another file, or remove it")
+    return {row["name"]: row for row in rows}
 
 
 def write_results(path: Path, results: Mapping[str, Mapping[str, Any]]) -> None:

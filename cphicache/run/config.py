@@ -295,14 +295,15 @@ def _given(tokens: int | None) -> int:
 
 
 # Every option is in one of these tables, or a flag. Upper bounds only keep slips from filling the memory.
+MOST_REQUESTS, MOST_TOKENS = 10**9, 2**31
 _INTS: Mapping[str, tuple[int, int]] = {
-    "requests": (1, 10**9),
+    "requests": (1, MOST_REQUESTS),
     "seed": (0, 2**63 - 1),
     "cp_size": (1, 8),
     "check_ranks": (0, 10**9),
     "page_size": (1, 1024),
-    "device_tokens": (1, 2**31),
-    "host_tokens": (1, 2**31),
+    "device_tokens": (1, MOST_TOKENS),
+    "host_tokens": (1, MOST_TOKENS),
     "layers": (1, 1024),
     "draft_layers": (0, 1024),
     "latent_dim": (1, 2**16),

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from cphicache.run.failure import Failure, OneLineCommand
+from cphicache.run.numbers import FiniteFloatRange
 
 
 @click.command("explore", cls=OneLineCommand)
@@ -18,7 +19,7 @@ from cphicache.run.failure import Failure, OneLineCommand
 @click.option("--all", "all_worlds", is_flag=True, help="All worlds (as without any name).")
 @click.option("--list", "list_worlds", is_flag=True, help="Only say which worlds there are.")
 @click.option("--max-states", type=click.IntRange(min=1), help="Bound of a world's states.")
-@click.option("--max-seconds", "max_cpu_seconds", type=click.FloatRange(min=0), help="Processor time for each world.")
+@click.option("--max-seconds", "max_cpu_seconds", type=FiniteFloatRange(min=0), help="Processor time for each world.")
 @click.option("--max-faults", type=click.IntRange(min=0), help="Failing copies in one history; without it any number.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("out"), help="Folder for scenarios.")
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")

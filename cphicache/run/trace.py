@@ -23,7 +23,7 @@ BLOCK_TOKENS = 512
 VOCAB_SIZE = 1 << 17
 """Token ids lie in ``[0, VOCAB_SIZE)``."""
 
-_MAX_NUMBER = (1 << 63) - 1
+_BITS, _OUTPUT_BITS = 63, 31
 _TOKEN_SHIFT = np.uint64(64 - 17)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _PROMPT_DOMAIN = 0x70726F6D70740001
@@ -72,7 +72,8 @@ def read_trace(path: str | os.PathLike[str], limit: int | None = None) -> list[T
     """Read a Mooncake JSONL file: its first ``limit`` requests (all when None), sorted by timestamp, equal ones in file order.
 
     Lines after the last one that is needed are not looked at; blank lines and unknown fields are ignored. Numbers are whole and
-    below 2**63; ``len(hash_ids)`` is ``ceil(input_length / 512)``, as in both public traces.
+    below 2**63, ``output_length`` below 2**31 (its tokens are made); ``len(hash_ids)`` is ``ceil(input_length / 512)``, as in both
+    public traces.
     Raises :class:`TraceError` for anything else, and ValueError for a limit below 1.
     """
     if limit is not None and limit < 1:
@@ -149,7 +150,7 @@ def _parse_line(line: bytes, where: str) -> TraceRequest:
         raise TraceError(f"{where}: found {_show(parsed)}; give one JSON object a line")
     timestamp_ms = _number(parsed, "timestamp", where, least=0, unit="milliseconds")
     input_length = _number(parsed, "input_length", where, least=1, unit="tokens")
-    output_length = _number(parsed, "output_length", where, least=0, unit="tokens")
+    output_length = _number(parsed, "output_length", where, least=0, unit="tokens", bits=_OUTPUT_BITS)
     hash_ids = _field(parsed, "hash_ids", where)
     if not isinstance(hash_ids, list):
         raise TraceError(f'{where}: field "hash_ids": found {_show(hash_ids)}; give a list with one id per {BLOCK_TOKENS} tokens')
@@ -170,16 +171,16 @@ def _field(parsed: Mapping[str, Any], field: str, where: str) -> Any:
     return parsed[field]
 
 
-def _number(parsed: Mapping[str, Any], field: str, where: str, *, least: int, unit: str) -> int:
+def _number(parsed: Mapping[str, Any], field: str, where: str, *, least: int, unit: str, bits: int = _BITS) -> int:
     value = _field(parsed, field, where)
-    _check_number(value, f'{where}: field "{field}"', least=least, unit=unit)
+    _check_number(value, f'{where}: field "{field}"', least=least, unit=unit, bits=bits)
     return int(value)
 
 
-def _check_number(value: object, where: str, *, least: int, unit: str) -> None:
+def _check_number(value: object, where: str, *, least: int, unit: str, bits: int = _BITS) -> None:
     # JSON's true is a Python int, and NaN and 1.0 are floats: neither is a count.
-    if type(value) is not int or not least <= value <= _MAX_NUMBER:
-        raise TraceError(f"{where}: found {_show(value)}; give a whole number of {unit}, at least {least} and below 2**63")
+    if type(value) is not int or not least <= value < 1 << bits:
+        raise TraceError(f"{where}: found {_show(value)}; give a whole number of {unit}, at least {least} and below 2**{bits}")
 
 
 def _show(value: object) -> str:

@@ -24,7 +24,7 @@ from cphicache.bench.harness import (
     slope,
     times_us,
 )
-from cphicache.bench.report import ResultsError, markdown, read_results, result_of, verdict, write_docs, write_results
+from cphicache.bench.report import SCHEMA, ResultsError, markdown, read_results, result_of, verdict, write_docs, write_results
 from cphicache.bench.rows import BENCHES, chosen
 
 TINY = Effort(rounds=2, sample_s=0.0, shrink=10_000)
@@ -195,3 +195,10 @@ def test_the_command(tmp_path: Path) -> None:
     assert runner.invoke(bench_command, ["overlap", "--resume", *tiny]).exit_code == 0
     assert out.read_bytes() == before
     assert runner.invoke(bench_command, ["nothing", *tiny]).exit_code == 2
+    for damage in ({}, {"rows": 7}, {"rows": [{}]}):
+        out.write_bytes(orjson.dumps({"schema": SCHEMA, **damage}))
+        before = out.read_bytes()
+        damaged = runner.invoke(bench_command, ["overlap", "--resume", *tiny])
+        assert damaged.exit_code == 2
+        assert "is damaged" in damaged.output
+        assert out.read_bytes() == before

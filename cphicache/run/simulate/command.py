@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from cphicache.run.failure import Failure, OneLineCommand
+from cphicache.run.numbers import FiniteFloatRange
 from cphicache.run.simulate.drawn import DrawnWorld, WorldError, draw
 from cphicache.run.simulate.outcome import Code, Outcome
 from cphicache.run.simulate.planted import CANARIES
@@ -41,7 +42,7 @@ _FIRST_CANARY = next(iter(CANARIES))
     f"[{_FIRST_CANARY}]",
 )
 @click.option("--no-shrink", "shrinking", flag_value=False, default=True, help="Print failing worlds as they are.")
-@click.option("--cpu-s", type=click.FloatRange(1.0, 86400.0), default=60.0, show_default=True, help="Processor time for one world.")
+@click.option("--cpu-s", type=FiniteFloatRange(1.0, 86400.0), default=60.0, show_default=True, help="Processor time for one world.")
 def simulate_command(
     *,
     seed: int | None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import product
@@ -15,17 +15,36 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from cphicache.run.config import MOST_REQUESTS, MOST_TOKENS
 from cphicache.run.failure import Failure, OneLineCommand, OneLineGroup
-from cphicache.run.study.results import read_rows, write_rows
+from cphicache.run.numbers import REQUESTS, TOKENS, FiniteFloatRange
+from cphicache.run.study.results import check_same, read_rows, require_place, write_rows
 
 if TYPE_CHECKING:
     from cphicache.run.study.overlap import Setting
     from cphicache.run.study.serve import ServeConfig
 
+_HITS_OPTIONS = {
+    "trace": "--trace",
+    "requests": "--requests",
+    "page_size": "--page-size",
+    "cp_size": "--cp-size",
+    "layers": "--layers",
+    "reclaim_device_valid": "--reclaim-device-valid",
+}
+"""Of ``hits``, by the field of what its rows are about."""
 SWEEP_GB_PER_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 50.0, 100.0, 180.0)
 
 
-@click.group("study", cls=OneLineGroup)
+class _StudyGroup(OneLineGroup):
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except MemoryError as error:
+            raise Failure("the memory does not hold this study; give smaller sizes, or fewer --requests") from error
+
+
+@click.group("study", cls=_StudyGroup)
 def study_command() -> None:
     """What overlap gains and what pool sizes give, on a virtual clock and pools without bytes."""
 
@@ -35,19 +54,19 @@ def study_command() -> None:
     "--preset", type=click.Choice(["h100", "gb300"]), default="h100", show_default=True, help="Where the defaults come from."
 )
 @click.option("--layers", type=click.IntRange(1, 1024), help="Layers.")
-@click.option("--compute-us", type=click.FloatRange(0.0, min_open=True), help="A chunk's compute in one layer.")
-@click.option("--gb-per-s", type=click.FloatRange(0.0, min_open=True), help="D2H of one rank, 10^9 bytes/s.")
+@click.option("--compute-us", type=FiniteFloatRange(0.0, 1e9, min_open=True), help="A chunk's compute in one layer.")
+@click.option("--gb-per-s", type=FiniteFloatRange(1e-6, 1e6), help="D2H of one rank, 10^9 bytes/s.")
 @click.option("--cp-size", type=click.IntRange(1, 64), help="Ranks that share a chunk's KV.")
-@click.option("--tokens", type=click.IntRange(1), help="Tokens of a chunk, all ranks.")
-@click.option("--token-layer-bytes", type=click.IntRange(1), help="KV of one token in one layer.")
-@click.option("--pool-chunks", type=click.FloatRange(1.0), help="Device pool, in chunks.")
-@click.option("--chunks", type=click.IntRange(1), help="Chunks of the stream.")
+@click.option("--tokens", type=TOKENS, help="Tokens of a chunk, all ranks.")
+@click.option("--token-layer-bytes", type=click.IntRange(1, 2**31), help="KV of one token in one layer.")
+@click.option("--pool-chunks", type=FiniteFloatRange(1.0, MOST_TOKENS), help="Device pool, in chunks.")
+@click.option("--chunks", type=click.IntRange(1, MOST_REQUESTS), help="Chunks of the stream.")
 @click.option(
     "--trace", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Serve this trace in both modes instead."
 )
-@click.option("--requests", type=click.IntRange(1), help="With --trace: the first so many requests.")
-@click.option("--device-tokens", type=click.IntRange(1), default=262_144, show_default=True, help="With --trace: device pool.")
-@click.option("--host-tokens", type=click.IntRange(1), default=4_194_304, show_default=True, help="With --trace: host pool.")
+@click.option("--requests", type=REQUESTS, help="With --trace: the first so many requests.")
+@click.option("--device-tokens", type=TOKENS, default=262_144, show_default=True, help="With --trace: device pool.")
+@click.option("--host-tokens", type=TOKENS, default=4_194_304, show_default=True, help="With --trace: host pool.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the rows here as JSON.")
 def overlap_command(
     *,
@@ -63,9 +82,15 @@ def overlap_command(
     from cphicache.run.study.overlap import PRESETS, over_bandwidths, run
 
     setting = replace(PRESETS[preset], **{name: value for name, value in given.items() if value is not None})
+    require_place("--out", out)
     if trace is not None:
         _overlap_on_trace(trace, requests, (device_tokens, host_tokens), setting, out)
         return
+    if setting.tokens * setting.pool_chunks > MOST_TOKENS:
+        raise Failure(
+            f"--pool-chunks {setting.pool_chunks:g} of --tokens {setting.tokens}: is a device pool of "
+            f"{setting.tokens * setting.pool_chunks:g} tokens; give at most {MOST_TOKENS} together"
+        )
     try:
         outcomes = [run(setting, overlap=overlap) for overlap in (True, False)]
         rows = over_bandwidths(setting, sorted({*SWEEP_GB_PER_S, setting.gb_per_s}))
@@ -101,7 +126,6 @@ def _overlap_on_trace(trace: Path, limit: int | None, sizes: tuple[int, int], se
     from cphicache.run.study.hits import row_of
     from cphicache.run.study.serve import ServeConfig
 
-    requests = _read(trace, limit)
     config = ServeConfig(
         device_tokens=sizes[0],
         host_tokens=sizes[1],
@@ -112,6 +136,8 @@ def _overlap_on_trace(trace: Path, limit: int | None, sizes: tuple[int, int], se
         d2h_gb_per_s=setting.gb_per_s,
         h2d_gb_per_s=setting.gb_per_s,
     )
+    _require_pages(config, sizes[:1], sizes[1:])
+    requests = _read(trace, limit)
     rows = []
     with _progress("serving", 2 * len(requests)) as advance:
         for overlap in (True, False):
@@ -129,13 +155,9 @@ def _overlap_on_trace(trace: Path, limit: int | None, sizes: tuple[int, int], se
 
 @study_command.command("hits", cls=OneLineCommand)
 @click.option("--trace", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Mooncake JSONL; default: synthetic.")
-@click.option("--requests", type=click.IntRange(1), help="The first so many requests; of the synthetic workload 400.")
-@click.option(
-    "--device-tokens", "devices", type=click.IntRange(1), multiple=True, default=[1 << 20], help="Device pool; repeat for more."
-)
-@click.option(
-    "--host-tokens", "hosts", type=click.IntRange(1), multiple=True, default=[1 << 22], help="Host pool; repeat for more."
-)
+@click.option("--requests", type=REQUESTS, help="The first so many requests; of the synthetic workload 400.")
+@click.option("--device-tokens", "devices", type=TOKENS, multiple=True, default=[1 << 20], help="Device pool; repeat for more.")
+@click.option("--host-tokens", "hosts", type=TOKENS, multiple=True, default=[1 << 22], help="Host pool; repeat for more.")
 @click.option("--page-size", type=click.IntRange(1, 1024), default=64, show_default=True, help="Tokens of a page.")
 @click.option("--cp-size", type=click.IntRange(1, 64), default=1, show_default=True, help="CP ranks.")
 @click.option(
@@ -161,27 +183,43 @@ def hits_command(
 
     A size is written to --out when it is finished; an interrupt keeps it.
     """
-    from cphicache.run.study.hits import infinite_hits, study
+    from cphicache.run.study.hits import ROW_NUMBERS, digest, infinite_hits, study
     from cphicache.run.study.serve import ServeConfig
 
-    served = _read(trace, requests)
     config = ServeConfig(page_size=page_size, cp_size=cp_size, layers=layers, reclaim_device_valid=reclaim_device_valid)
+    _require_pages(config, devices, hosts)
+    require_place("--out", out)
+    served = _read(trace, requests)
     sizes = list(product(sorted(set(devices)), sorted(set(hosts))))
     tokens, bound = infinite_hits(served, page_size)
-    results: dict[str, Any] = read_rows(out, "hits") if resume else {"study": "hits", "about": {}, "rows": []}
     about = {
         "trace": trace.name if trace else "synthetic",
         "requests": len(served),
+        **{name: value for name, value in asdict(config).items() if name not in ("device_tokens", "host_tokens")},
         "prompt tokens": tokens,
+        "digest of the requests": digest(served),
         "bound": bound / tokens,
     }
-    results["about"] = about
-    missing = len(sizes) - len(results["rows"])
+    results: dict[str, Any] = {"study": "hits", "about": about, "rows": []}
+    if resume and out.exists():
+        kept = read_rows(out, "hits", ROW_NUMBERS)
+        check_same(out, kept["about"], about, _HITS_OPTIONS)
+        results["rows"] = kept["rows"]
+    known = {(row["device tokens"], row["host tokens"]) for row in results["rows"]}
+    missing = sum(size not in known for size in sizes)
+    written = bool(known)
+
+    def keep() -> None:
+        nonlocal written
+        write_rows(out, results)
+        written = True
+
     try:
-        with _progress("serving", max(0, missing) * len(served)) as advance:
-            study(config, served, sizes, results["rows"], on_row=lambda: write_rows(out, results), on_request=advance)
+        with _progress("serving", missing * len(served)) as advance:
+            study(config, served, sizes, results["rows"], on_row=keep, on_request=advance)
     except KeyboardInterrupt:
-        click.echo(f"cphicache: interrupted; finished sizes are in {out}, go on with --resume", err=True)
+        come = f"finished sizes are in {out}, go on with --resume" if written else "no size was finished, and nothing is written"
+        click.echo(f"cphicache: interrupted; {come}", err=True)
         sys.exit(130)
     except ValueError as error:
         raise Failure(str(error)) from error
@@ -209,9 +247,9 @@ def hits_command(
 
 @study_command.command("serve", cls=OneLineCommand)
 @click.option("--trace", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Mooncake JSONL; default: synthetic.")
-@click.option("--requests", type=click.IntRange(1), help="The first so many requests; of the synthetic workload 400.")
-@click.option("--device-tokens", type=click.IntRange(1), default=1_000_000, show_default=True, help="Device pool.")
-@click.option("--host-tokens", type=click.IntRange(1), default=4_000_000, show_default=True, help="Host pool.")
+@click.option("--requests", type=REQUESTS, help="The first so many requests; of the synthetic workload 400.")
+@click.option("--device-tokens", type=TOKENS, default=1_000_000, show_default=True, help="Device pool.")
+@click.option("--host-tokens", type=TOKENS, default=4_000_000, show_default=True, help="Host pool.")
 @click.option("--page-size", type=click.IntRange(1, 1024), default=64, show_default=True, help="Tokens of a page.")
 @click.option("--cp-size", type=click.IntRange(1, 64), default=1, show_default=True, help="CP ranks.")
 @click.option("--layers", type=click.IntRange(1, 1024), default=61, show_default=True, help="Layers.")
@@ -228,14 +266,17 @@ def serve_command(
     Tree, lifecycle, ledger and eviction are the real ones; pools have their real size and hold no bytes. An interrupt writes and shows
     how far it came.
     """
-    from cphicache.run.study.profile import CostedRun, flame_graph
+    from cphicache.run.study.profile import CostedRun, FlameGraph
     from cphicache.run.study.serve import ServeConfig
 
-    served = _read(trace, requests)
     config = ServeConfig(overlap=not no_overlap, **sizes)
+    _require_pages(config, [config.device_tokens], [config.host_tokens])
+    require_place("--out", out)
+    graph = FlameGraph(flame)
+    served = _read(trace, requests)
     interrupted = False
     try:
-        with _progress("serving", len(served)) as advance, flame_graph(flame):
+        with _progress("serving", len(served)) as advance, graph:
             run = CostedRun(config, served, advance, parts=flame is None)
             try:
                 run.run()
@@ -250,8 +291,9 @@ def serve_command(
         "profiled": flame is not None,
         "whole": not interrupted,
     }
+    _show_served(about["trace"], config, row)  # first: a file that cannot be written any more takes nothing with it
     write_rows(out, {"study": "serve", "about": about, "rows": [row]})
-    _show_served(about["trace"], config, row)
+    graph.write()
     if interrupted:
         click.echo(f"cphicache: interrupted after {row['requests']:,} of {row['of']:,} requests; that part is in {out}", err=True)
         sys.exit(130)
@@ -279,6 +321,16 @@ def _show_served(name: str, config: ServeConfig, row: dict[str, Any]) -> None:
     for part, seconds in row["seconds by part"].items():
         parts.add_row(part, f"{seconds:,.2f}", f"{seconds / max(row['cpu s'], 1e-9):.1%}")
     console.print(parts)
+
+
+def _require_pages(config: ServeConfig, devices: Sequence[int], hosts: Sequence[int]) -> None:
+    least = config.page_size * config.cp_size
+    for option, tokens in (("--device-tokens", min(devices)), ("--host-tokens", min(hosts))):
+        if tokens < least:
+            raise Failure(
+                f"{option} {tokens}: is less than a page of {config.page_size} tokens for each of {config.cp_size} CP ranks; "
+                f"give at least {least}"
+            )
 
 
 def _read(trace: Path | None, limit: int | None) -> list[Any]:

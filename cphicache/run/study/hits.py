@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from cphicache.run.study.serve import ServeConfig, TraceServer
 from cphicache.run.trace import TraceRequest
+
+ROW_NUMBERS = (
+    "device tokens",
+    "host tokens",
+    "device hit rate",
+    "host hit rate",
+    "recomputed tokens",
+    "backups refused",
+    "too long",
+)
+"""Of a row: what tells sizes apart and what is shown."""
+
+
+def digest(requests: Iterable[TraceRequest]) -> str:
+    """Equal for equal requests: files of one name need not hold the same."""
+    found = hashlib.sha256()
+    for request in requests:
+        found.update(repr(request).encode())
+    return found.hexdigest()[:16]
 
 
 def infinite_hits(requests: Iterable[TraceRequest], page_size: int) -> tuple[int, int]:

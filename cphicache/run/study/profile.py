@@ -6,8 +6,7 @@ import importlib
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import orjson
 from cphicache.files import whole_file
 from cphicache.run.failure import Failure
 from cphicache.run.study.flame import draw
+from cphicache.run.study.results import require_place
 from cphicache.run.study.serve import ServeConfig, TraceServer
 from cphicache.run.trace import TraceRequest
 
@@ -88,36 +88,47 @@ def peak_memory_bytes() -> int:
     return most if sys.platform == "darwin" else most * 1024
 
 
-@contextmanager
-def flame_graph(path: Path | None) -> Iterator[None]:
-    """Write a flame graph of what is done inside to ``path``, an interrupted part too; ``None``: do not.
+class FlameGraph:
+    """A context that profiles what is done inside; :meth:`write` draws it to ``path``, an interrupted part too. ``None``: neither.
 
-    Raises :class:`Failure` for another ending than those of :data:`ENDINGS`, and when the profiler is not installed.
+    Raises :class:`Failure` for another ending than those of :data:`ENDINGS`, when the profiler is not installed, and when the file cannot
+    be written: as far as that can be known, before anything is done inside.
     """
-    if path is None:
-        yield
-        return
-    if path.suffix not in ENDINGS:
-        raise Failure(f"--flame {path}: ends in none of {', '.join(ENDINGS)}; give one of these")
-    try:
-        profilers, renderers, processors = (
-            importlib.import_module(f"pyinstrument{part}") for part in ("", ".renderers", ".processors")
-        )
-    except ImportError as error:
-        raise Failure(f"--flame needs pyinstrument ({error}): pip install 'cphicache[profile]'") from error
-    profiler: Any = profilers.Profiler(interval=INTERVAL_S, async_mode="disabled")
-    profiler.start()
-    try:
-        yield
-    finally:
-        profiler.stop()
-        text = _rendered(profiler, renderers, processors, path.suffix)
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._profiler: Any = None
+        if path is None:
+            return
+        if path.suffix not in ENDINGS:
+            raise Failure(f"--flame {path}: ends in none of {', '.join(ENDINGS)}; give one of these")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with whole_file(path) as file:
+            profilers, self._renderers, self._processors = (
+                importlib.import_module(f"pyinstrument{part}") for part in ("", ".renderers", ".processors")
+            )
+        except ImportError as error:
+            raise Failure(f"--flame needs pyinstrument ({error}): pip install 'cphicache[profile]'") from error
+        require_place("--flame", path)
+        self._profiler = profilers.Profiler(interval=INTERVAL_S, async_mode="disabled")
+
+    def __enter__(self) -> None:
+        if self._path is not None:
+            self._profiler.start()
+
+    def __exit__(self, *_: object) -> None:
+        if self._path is not None:
+            self._profiler.stop()
+
+    def write(self) -> None:
+        """Draw the graph."""
+        if self._path is None:
+            return
+        text = _rendered(self._profiler, self._renderers, self._processors, self._path.suffix)
+        try:
+            with whole_file(self._path) as file:
                 file.write_text(text, encoding="utf-8")
         except OSError as error:
-            raise Failure(f"--flame {path}: cannot be written ({error.strerror or error}); give another file") from error
+            raise Failure(f"--flame {self._path}: cannot be written ({error.strerror or error}); give another file") from error
 
 
 def _rendered(profiler: Any, renderers: Any, processors: Any, ending: str) -> str:

@@ -90,6 +90,10 @@ class Served:
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
+def _stored_tokens(request: TraceRequest) -> int:
+    return request.input_length + max(1, request.output_length) - 1  # the last token is never stored
+
+
 class _Job:
     """A request on its way: ``stored`` of its tokens have KV; its prefill ends at ``target`` and it is done at ``total``."""
 
@@ -98,9 +102,8 @@ class _Job:
     def __init__(self, request: TraceRequest, page_size: int) -> None:
         tokens = prompt_tokens(request)
         self.prompt = self.target = len(tokens)
-        output = max(1, request.output_length)
-        self.total = self.prompt + output - 1  # the last token is never stored
-        self.key = RadixKey.of(tokens + output_tokens(request, output - 1), page_size)
+        self.total = _stored_tokens(request)
+        self.key = RadixKey.of(tokens + output_tokens(request, self.total - self.prompt), page_size)
         self.request = request
         self.rid = f"r{request.index}"
         self.row: list[LogicalPage] = []
@@ -179,13 +182,15 @@ class TraceServer:
             if not budget or len(self._running) >= self.config.max_batch:
                 break
             waiting = self._waiting[0]
-            job = waiting if isinstance(waiting, _Job) else _Job(waiting, size)
-            self._waiting[0] = job
-            if job.total + 2 * size * self.config.cp_size > self.config.cache_config().usable_pages * size:
+            total = waiting.total if isinstance(waiting, _Job) else _stored_tokens(waiting)
+            if (
+                total + 2 * size * self.config.cp_size > self.config.cache_config().usable_pages * size
+            ):  # before its tokens are made
                 self._waiting.popleft()
                 self.served.refused += 1
                 self._on_done()
                 continue
+            job = self._waiting[0] = waiting if isinstance(waiting, _Job) else _Job(waiting, size)
             if self.cache.is_waiting(job.rid):
                 self._waiting.rotate(-1)  # behind the others until its turn comes again
                 continue
