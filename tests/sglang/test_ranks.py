@@ -75,7 +75,7 @@ def test_ranks_take_the_same_steps_and_give_the_tokens_of_one(model, given, tmp_
     one is rolled back on both; their tokens are those of one rank without a cache; some of the KV comes from the host; the checker finds
     nothing on either rank."""
     options = given | HIERARCHICAL | {"max_total_tokens": 640}
-    watched = {"out": str(tmp_path / "watched"), "delay_us": 4000, "slow": 1}
+    watched = {"out": str(tmp_path / "watched"), "delay_us": 10_000, "slow": 1}
     logs = {"CPHICACHE_LOG": str(tmp_path / "events.jsonl"), "CPHICACHE_LOG_LEVEL": "ops"}
     answers = serve(model, options, watched, **logs)
     assert [[told["tokens"] for told in phase] for phase in answers] == reference(model, options.get("attn_cp_size", 1))
