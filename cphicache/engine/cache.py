@@ -265,15 +265,9 @@ class CpHiRadixCache:
         """
         if self._ops is not None:
             self._ops.call("touch", node=node.id)
-        path: list[Node[Backup]] = []
-        while not node.is_root:
-            path.append(node)
-            if node.parent is None:
-                raise CacheMisuse(f"touch of {node}, which was removed: match again")
-            node = node.parent
-        self.state.tree.touch(path, self.state.now())
-        for touched in path:
-            self._host_eviction.refresh(touched)
+        if node.parent is None and not node.is_root:
+            raise CacheMisuse(f"touch of {node}, which was removed: match again")
+        self._requests.touch(node)
 
     def alloc(self, pages: int, after: LogicalPage | None) -> list[LogicalPage] | None:
         """Fresh device pages that continue a chain after page ``after``, evicting if needed. ``None``: not enough, nothing taken."""

@@ -97,8 +97,6 @@ class Inserts:
 
     def is_declined(self, request: Request, key: RadixKey) -> bool:
         """Whether :meth:`insert` would be declined now."""
-        if request.loads or request.poisoned:
-            return True
         return _why_declined(request, key, self._state.tree.walk(key)) is not None
 
     def _take_over(self, request: Request, path: list[Node[Backup]], row: Sequence[LogicalPage], matched: int) -> None:

@@ -50,6 +50,10 @@ class Requests:
         request = Request(rid, node, protected_pages, 0, priority=priority)
         self._state.requests[rid] = request
         self._read_loads(request)
+        self.touch(node)
+
+    def touch(self, node: Node[Backup]) -> None:
+        """The prefix that ends in ``node`` is used now."""
         at: Node[Backup] | None = node
         path = []
         while at is not None and not at.is_root:

@@ -51,8 +51,7 @@ class Steps:
 
     def fire(self, record: Backup, trigger: Trigger, given: Input = NO_INPUT) -> str | None:
         """Take a step and all steps that follow from it. Returns the name of a stale no-op, ``None`` if an edge was taken."""
-        log = self._log
-        stale = self._counted_step(record, trigger, given) if log is None else self._logged_step(record, trigger, given, log)
+        stale = self._step(record, trigger, given)
         if self._follow and not self._depth:
             self._depth += 1
             try:

@@ -111,7 +111,7 @@ EQUIVALENT: dict[str, str] = {
     "cphicache/engine/loadback.py::LoadBacks.readers_of::while at is not None and not at.is_root:::without at is not None": TO_THE_ROOT,
     "cphicache/engine/loadback.py::LoadBacks._is_below::while node is not None and not node.is_root:::without "
     "node is not None": TO_THE_ROOT,
-    "cphicache/engine/requests.py::Requests.admit::while at is not None and not at.is_root:::without at is not None": TO_THE_ROOT,
+    "cphicache/engine/requests.py::Requests.touch::while at is not None and not at.is_root:::without at is not None": TO_THE_ROOT,
     "cphicache/engine/eviction.py::DeviceEviction._write_back::while at is not None and not at.is_root and at.backup.state is "
     "DEVICE_VALID_HOST_NONE:::without at is not None": TO_THE_ROOT,
     "cphicache/engine/steps.py::Steps._details::if trigger is SPLIT and isinstance(given.target, Backup):::without "
@@ -135,13 +135,10 @@ EQUIVALENT: dict[str, str] = {
         "at the end, and when another child of it goes, it is added once more, which changes nothing"
     ),
     "cphicache/engine/inserts.py::Inserts.insert::if node.priority < request.priority:::< -> <=": "the priority that it has is set again",
-    "cphicache/engine/inserts.py::Inserts.is_declined::if request.loads or request.poisoned:::or -> and": (
-        "the answer is the same after the walk, which is only spared"
-    ),
     "cphicache/engine/loadback.py::LoadBacks.readers_of::while at is not None and not at.is_root:::without not at.is_root": (
         "the root is never loaded back"
     ),
-    "cphicache/engine/requests.py::Requests.admit::while at is not None and not at.is_root:::without not at.is_root": (
+    "cphicache/engine/requests.py::Requests.touch::while at is not None and not at.is_root:::without not at.is_root": (
         "the root is never evicted, so that nobody asks when it was used"
     ),
     "cphicache/engine/state.py::CacheState.now::self.clock += 1::1 -> 2": "times are only compared with each other",

@@ -63,5 +63,5 @@ def test_metrics_are_collected_where_the_server_has_a_folder_for_them(monkeypatc
     """R40: without --enable-metrics there is no folder, and nothing is written."""
     monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
     assert not ServerMetrics.are_collected()
-    monkeypatch.setenv(FOLDER_VARIABLE, "/tmp/prometheus")
+    monkeypatch.setenv(FOLDER_VARIABLE, "metrics")
     assert ServerMetrics.are_collected()
