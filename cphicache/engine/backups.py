@@ -36,9 +36,9 @@ class Backups:
         self._layers = [layers for _, layers in state.config.payloads]
         self._names = state.config.payload_names
 
-    def fire(self, record: Backup, trigger: Trigger, given: Input = NO_INPUT) -> str | None:
-        """Take a step and all steps that follow from it. Returns the name of a stale no-op, ``None`` if an edge was taken."""
-        return self._steps.fire(record, trigger, given)
+    def fire(self, record: Backup, trigger: Trigger, given: Input = NO_INPUT) -> None:
+        """Take a step and all steps that follow from it."""
+        self._steps.fire(record, trigger, given)
 
     def forget_queued(self) -> None:
         """Another state is put in place: what a call that ended with an error left queued belongs to the old one."""

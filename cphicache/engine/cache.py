@@ -85,7 +85,7 @@ class CpHiRadixCache:
         self._loads = LoadBacks(self.state, self._backups, self._device_eviction, transfer, log)
         self._agreement = Agreement(self.state, self._backups, self._loads, transfer, reducer, log, self._ops)
         inserts = Inserts(self.state, self._backups, holds, self._host_eviction.refresh)
-        self._waiting = Waiting(self.state, self._backups, holds, log)
+        self._waiting = Waiting(self.state, self._backups, log)
         self._forwards = Forwards(self.state, self._backups, transfer, log)
         self._inserts = inserts
         self._requests = Requests(

@@ -230,11 +230,8 @@ class Effects:
         record.need = state.no_need
         if record.bound:
             self._holds.release_device(record)
-            self._holds.file_parent(record)
             if record.retries < state.config.max_retries:
                 state.retries[record.node_id] = record
-        else:
-            self._holds.unlink(record)
         del state.pending[record.node_id]
         record.pages = []
 
@@ -263,7 +260,6 @@ class Effects:
                 state.counters.host_evicted_tokens += tokens
         record.need = state.no_need
         state.kv_event(stored=False, medium="host", node=node)
-        self._holds.file_parent(record)
 
     # -- the tree -----------------------------------------------------------------------------------------------------------------
     def attach(self, record: Backup, given: Input) -> None:
@@ -364,7 +360,6 @@ class Effects:
         if record.node is None or record.node.loading is None:
             raise AssertionError(f"load-back: expected a loading node, found {record.describe()}")
         self._state.tree.set_loading(record.node, None)
-        self._host_eviction.file(record.node)
 
     # -- what follows -------------------------------------------------------------------------------------------------------------
     def commit_children(self, record: Backup) -> None:

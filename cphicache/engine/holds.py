@@ -53,15 +53,10 @@ class Holds:
         if record.hold is not None:
             self._state.tree.hold_host(*record.hold)
 
-    def release_host_hold(self, node: Node[Backup], pages: int) -> None:
-        """Give a hold on host copies back: they may be taken again, or reclaimed."""
-        self._state.tree.release_host(node, pages)
-        self._host_eviction.file(node)
-
     def unlink(self, record: Backup) -> None:
         """An extent is bound, or gone: it keeps its parent's host copy no longer."""
         if record.hold is not None:
-            self.release_host_hold(*record.hold)
+            self._state.tree.release_host(*record.hold)
             record.hold = None
         if record.parent is not None:
             record.parent.heirs.remove(record)
@@ -74,8 +69,3 @@ class Holds:
         if not node.is_root:
             record.parent = node.backup
             node.backup.heirs.append(record)
-
-    def file_parent(self, record: Backup) -> None:
-        """The parent has a child less that needs its host copy: it may have become reclaimable."""
-        if record.node is not None and record.node.parent is not None:
-            self._host_eviction.file(record.node.parent)

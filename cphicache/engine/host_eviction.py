@@ -49,7 +49,7 @@ class HostEviction:
         return None
 
     def file(self, node: Node[Backup]) -> None:
-        """A committed node may have become reclaimable: it is looked at when victims are needed."""
+        """A node is committed and on the device from now on: it is looked at when victims are needed, until it is one no longer."""
         if self._state.config.reclaim_device_valid and not node.is_root:
             self._reclaimable.add(node)
 

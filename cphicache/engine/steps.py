@@ -49,9 +49,9 @@ class Steps:
         """The edges' work goes through ``port``, which fires steps of its own and so is made after this object. Called once."""
         self._machine: LifecycleMachine[Backup] = LifecycleMachine(port)
 
-    def fire(self, record: Backup, trigger: Trigger, given: Input = NO_INPUT) -> str | None:
-        """Take a step and all steps that follow from it. Returns the name of a stale no-op, ``None`` if an edge was taken."""
-        stale = self._step(record, trigger, given)
+    def fire(self, record: Backup, trigger: Trigger, given: Input = NO_INPUT) -> None:
+        """Take a step and all steps that follow from it."""
+        self._step(record, trigger, given)
         if self._follow and not self._depth:
             self._depth += 1
             try:
@@ -60,7 +60,6 @@ class Steps:
                     self._step(follower, following, NO_INPUT)
             finally:
                 self._depth -= 1
-        return stale
 
     def layers_stored(self, records: Iterable[Backup], given: Input) -> None:
         """Take this step with each pending one of these records, in order. Nothing follows from it."""
@@ -91,10 +90,11 @@ class Steps:
         if stale_names:
             self._state.counters.stale.update(stale_names)
 
-    def _step(self, record: Backup, trigger: Trigger, given: Input) -> str | None:
+    def _step(self, record: Backup, trigger: Trigger, given: Input) -> None:
         if self._log is not None:
-            return self._logged_step(record, trigger, given, self._log)
-        return self._counted_step(record, trigger, given)
+            self._logged_step(record, trigger, given, self._log)
+        else:
+            self._counted_step(record, trigger, given)
 
     def _counted_step(self, record: Backup, trigger: Trigger, given: Input) -> str | None:
         before = record.state
@@ -109,7 +109,7 @@ class Steps:
         counters = self._state.counters
         if stale is not None:
             counters.stale[stale] += 1
-        elif record.state is ROLLED_BACK and before is not ROLLED_BACK:
+        elif record.state is ROLLED_BACK:
             counters.rolled_back[trigger] += 1
         elif trigger is RESERVE_RETRY:
             if record.state is RESERVED:
@@ -118,7 +118,7 @@ class Steps:
                 counters.eviction_retries_failed += 1
         return stale
 
-    def _logged_step(self, record: Backup, trigger: Trigger, given: Input, log: EventLog) -> str | None:
+    def _logged_step(self, record: Backup, trigger: Trigger, given: Input, log: EventLog) -> None:
         before, generation, number = record.state, record.generation, record.number
         locks = 0 if record.node is None else record.node.lock_ref
         stale = self._counted_step(record, trigger, given)
@@ -148,7 +148,6 @@ class Steps:
                 self._details(record, trigger, given) if trigger in DETAILED else (),
             )
         )
-        return stale
 
     def _details(self, record: Backup, trigger: Trigger, given: Input) -> Extra:
         """What the log tells of some steps only, so that whoever replays it can see the tree, the copies and the refusals."""

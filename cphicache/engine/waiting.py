@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from cphicache.engine.backups import Backups
-from cphicache.engine.holds import Holds
 from cphicache.engine.records import Backup, Pin, Refusal, Waiter
 from cphicache.engine.state import CacheState
 from cphicache.events import EventLog
@@ -19,10 +18,9 @@ IDLE_TICKS = 64
 class Waiting:
     """Deferrals and retries (R15, R17)."""
 
-    def __init__(self, state: CacheState, backups: Backups, holds: Holds, log: EventLog | None) -> None:
+    def __init__(self, state: CacheState, backups: Backups, log: EventLog | None) -> None:
         self._state = state
         self._backups = backups
-        self._holds = holds
         self._log = log
 
     def wait_for(self, rid: str, node: Node[Backup], deadline_tick: int, why: str) -> None:
@@ -103,7 +101,7 @@ class Waiting:
         """End the pins that have expired."""
         for pin in [pin for pin in self._state.pins if everything or pin.expires_tick <= self._state.tick]:
             self._state.pins.remove(pin)
-            self._holds.release_host_hold(pin.node, pin.pages)
+            self._state.tree.release_host(pin.node, pin.pages)
 
     def give_up_parked(self, rid: str, reason: Refusal | str) -> None:
         """Note that a parked insert is dropped."""

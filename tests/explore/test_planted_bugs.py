@@ -95,6 +95,12 @@ def reclaim_anything(old: Any, self: HostEviction, need: Any, may_reclaim: bool)
 CHAIN_WORLD = tiny(CHAIN, outside="abort reset shutdown", insert_early=True, one_forward=False)
 ONE = tiny(outside="abort shutdown")
 
+
+def unlink_only(self: Effects, record: Backup) -> None:
+    if not record.bound:
+        self._holds.unlink(record)
+
+
 BUGS: dict[str, tuple[Plant, World, str, int]] = {
     "a rollback keeps the device lock": (gone(Holds, "release_device"), ONE, "locks", 6),
     "a rollback keeps its slots": (instead(Effects, "release", keep_the_slots), ONE, "host", 6),
@@ -122,7 +128,12 @@ BUGS: dict[str, tuple[Plant, World, str, int]] = {
         6,
     ),
     "children of a committed node wait": (gone(Effects, "commit_children"), CHAIN_WORLD, "columns|no state at rest", 12),
-    "children of a lost node stay": (gone(Effects, "lose_children"), CHAIN_WORLD, "contiguity", 8),
+    "children of a lost node stay": (
+        lambda patch: patch.setattr(Effects, "lose_children", unlink_only),
+        CHAIN_WORLD,
+        "contiguity",
+        8,
+    ),
     "an extent does not pin its parent": (
         lambda patch: patch.setattr(Holds, "host_anchor", lambda self, record: None),
         CHAIN_WORLD,

@@ -17,9 +17,6 @@ TURNED_ROUND = "forms are only compared with each other, and the answer is turne
 ON_HOST_ONLY = (
     "a node without device pages is committed, and none of it is being loaded: the outside checker looks at that after each call"
 )
-FILED_ALREADY = (
-    "a committed node on the device is a candidate since its commit, its split or its adoption, and is filed again at each of them"
-)
 TOLD_TWICE = "who stands in the list before this one is told of once more, the same in forms that are equal"
 NEVER_SHORT = "victims are planned only where they suffice, and nothing comes between: no second reservation is refused"
 
@@ -45,9 +42,6 @@ EQUIVALENT: dict[str, str] = {
     "record.node is not None": "it is asked of committed backups, which have a node; mypy has to be told",
     "cphicache/engine/effects.py::Effects.refuse::free=[min(ledger.free(rank, name) for name in self._names) for rank in "
     "range(state.config.cp_size)],::min -> max": "every payload has equally many slots, and equally many of them are in use",
-    "cphicache/engine/effects.py::Effects.release::self._holds.unlink(record)::left out": (
-        "an extent is unlinked when it rolls back, before it is released, and nothing hangs it anywhere after that"
-    ),
     "cphicache/engine/host_eviction.py::HostEviction.plan::may_reclaim = may_reclaim and state.config.reclaim_device_valid::without "
     "state.config.reclaim_device_valid": "nothing is filed as reclaimable then; it only spares a walk through victims that are too few",
     "cphicache/engine/host_eviction.py::HostEviction.file::if self._state.config.reclaim_device_valid and not node.is_root:::and -> or": (
@@ -126,11 +120,6 @@ EQUIVALENT: dict[str, str] = {
     "cphicache/engine/forwards.py::Forwards.wait_layer::if batch is None or not self._state.loads:::without not self._state.loads": (
         "without load-backs there is no producer to wait for"
     ),
-    "cphicache/engine/holds.py::Holds.file_parent::if record.node is not None and record.node.parent is not None:::and -> or": (
-        "who calls it has a node below the root; mypy has to be told"
-    ),
-    "cphicache/engine/holds.py::Holds.file_parent::self._host_eviction.file(record.node.parent)::left out": FILED_ALREADY,
-    "cphicache/engine/holds.py::Holds.release_host_hold::self._host_eviction.file(node)::left out": FILED_ALREADY,
     "cphicache/engine/host_eviction.py::HostEviction._plan_reclaim::aside.remove(parent)::left out": (
         "at the end, and when another child of it goes, it is added once more, which changes nothing"
     ),
@@ -143,8 +132,6 @@ EQUIVALENT: dict[str, str] = {
     ),
     "cphicache/engine/state.py::CacheState.now::self.clock += 1::1 -> 2": "times are only compared with each other",
     "cphicache/engine/steps.py::Steps.__init__::self.taken = 0::0 -> 1": "counts are only compared with each other",
-    "cphicache/engine/steps.py::Steps._counted_step::elif record.state is ROLLED_BACK and before is not ROLLED_BACK:::without before is "
-    "not ROLLED_BACK": "a step that leaves it rolled back has returned before, and a retry of a reservation is never taken there",
     "cphicache/engine/steps.py::Steps._details::if record.request and not record.bound:::without record.request": (
         "what is not bound is a request's"
     ),
