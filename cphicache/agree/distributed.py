@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any, NamedTuple, cast
 
@@ -14,8 +14,6 @@ import torch.distributed as dist
 from cphicache.agree.membership import SLICE_S, KeyStore, Membership, Settled, Watch
 from cphicache.agree.port import GroupBroken
 
-_NO_STREAM = nullcontext()
-"""torch.cuda.stream(None) does nothing either, at a cost that is most of a wait for a reduction that has come."""
 _SLICE = timedelta(seconds=SLICE_S)
 POLL_S = 2e-5
 """Pause between two looks at a reduction whose wait has no time limit (NCCL)."""
@@ -85,12 +83,12 @@ class DistributedReducer:
     def __init__(self, group: dist.ProcessGroup, membership: Membership, device: str = "cpu") -> None:
         self._group = group
         self._membership = membership
-        self._tensor = torch.zeros(2, dtype=torch.int64, device=device)
+        self._values = array("q", (0, 0))
+        # On the host the array's own memory: a scheduler that comes out of a forward pass finds torch's code cold, and the array's not.
+        on_host = torch.frombuffer(self._values, dtype=torch.int64)
+        self._tensor = on_host.to(device)
         # On a GPU the reduction has a stream of its own: reading its result must not wait for the forward pass.
         self._stream = torch.cuda.Stream(device) if self._tensor.is_cuda else None  # type: ignore[no-untyped-call]
-        self._has_timed_wait = not self._tensor.is_cuda
-        # On the host the same memory as an array: reading and writing it costs a tenth of torch's calls.
-        self._values = None if self._tensor.is_cuda else self._tensor.numpy()
         self._work: dist.Work | None = None
         self._last: tuple[int, int] | None = None
         self._settled: Settled | None = None
@@ -105,9 +103,13 @@ class DistributedReducer:
         if self.issued != self.waited:
             raise AssertionError(f"reduction {self.waited} is outstanding: expected it to be waited for before the next is issued")
         if self.broken is None:
-            with self._own_stream():
-                self._give(count, first_failed)
-                self._work = dist.all_reduce(self._tensor, op=dist.ReduceOp.MIN, group=self._group, async_op=True)
+            self._values[0], self._values[1] = count, first_failed
+            if self._stream is None:
+                self._work = self._all_reduce()
+            else:
+                with torch.cuda.stream(self._stream):
+                    self._tensor.copy_(torch.tensor([count, first_failed], dtype=torch.int64))
+                    self._work = self._all_reduce()
         self.issued += 1
         self._membership.issued = self.issued
 
@@ -115,12 +117,14 @@ class DistributedReducer:
         """See :class:`~cphicache.agree.port.Reducer`. Raises :class:`GroupBroken` when a rank has gone, now or earlier."""
         if self.issued == self.waited:
             raise AssertionError("no reduction is outstanding: expected an issue before the wait")
-        started_s = time.perf_counter()
+        started_s = time.monotonic()
+        if self.broken is None and not self._came():
+            self._wait_on(started_s)
         if self.broken is None:
-            self._wait()
-        if self.broken is not None:
+            self._last = (self._values[0], self._values[1]) if self._stream is None else self._read(self._stream)
+        else:
             self._take_settled(self.broken)
-        spent_s = time.perf_counter() - started_s
+        spent_s = time.monotonic() - started_s
         self.waited += 1
         self.blocked_s += spent_s
         self.longest_s = max(self.longest_s, spent_s)
@@ -128,17 +132,13 @@ class DistributedReducer:
             raise AssertionError(f"reduction {self.waited - 1}: expected a result, found none")
         return self._last
 
-    def _wait(self) -> None:
-        """Wait for the reduction; on a broken group, find out who has gone."""
-        work, since_s = self._work, time.monotonic()
-        watch: Watch | None = None  # most reductions have come
-        if work is None:
-            raise AssertionError(f"reduction {self.waited}: expected it to be on its way, found none")
+    def _wait_on(self, since_s: float) -> None:
+        """A slice has passed since then: wait on for the reduction; on a broken group, find out who has gone."""
+        watch, came = Watch(since_s), False
         try:
-            while not self._came(work):
-                watch = watch or Watch(since_s)
+            while not came:
                 watch.pass_slice()
-                failed = work.is_completed()  # only the store can say why
+                failed = self._on_its_way().is_completed()  # only the store can say why
                 self._membership.find_out(self.waited, watch, failed=failed)
                 if watch.waited_s >= 2 * self._membership.timeout_s:
                     raise GroupBroken(
@@ -146,31 +146,34 @@ class DistributedReducer:
                     )
                 if failed:  # then the next look at it returns at once
                     watch.sleep()
+                came = self._came()
         except GroupBroken as broken:
             self.broken = broken
             if self._membership.stop.is_set() or self._membership.rank in broken.ranks:
                 raise
-            return
-        with self._own_stream():
-            count, first_failed = self._tensor.tolist() if self._values is None else self._values.tolist()
-        self._last = (count, first_failed)
 
-    def _own_stream(self) -> AbstractContextManager[None]:
-        return _NO_STREAM if self._stream is None else torch.cuda.stream(self._stream)
+    def _all_reduce(self) -> dist.Work | None:
+        work: dist.Work | None = dist.all_reduce(self._tensor, op=dist.ReduceOp.MIN, group=self._group, async_op=True)
+        return work
 
-    def _give(self, count: int, first_failed: int) -> None:
-        if self._values is None:
-            self._tensor.copy_(torch.tensor([count, first_failed], dtype=torch.int64))
-        else:
-            self._values[0], self._values[1] = count, first_failed
+    def _read(self, stream: torch.cuda.Stream) -> tuple[int, int]:
+        with torch.cuda.stream(stream):
+            count, first_failed = self._tensor.tolist()
+        return count, first_failed
 
-    def _came(self, work: dist.Work) -> bool:
+    def _on_its_way(self) -> dist.Work:
+        if self._work is None:
+            raise AssertionError(f"reduction {self.waited}: expected it to be on its way, found none")
+        return self._work
+
+    def _came(self) -> bool:
         """Wait a slice for the reduction. False: it is not here yet, or it has failed."""
+        work = self._on_its_way()
         try:
-            if not self._has_timed_wait:
-                deadline_s = time.perf_counter() + SLICE_S
+            if self._stream is not None:  # NCCL's wait has no time limit
+                deadline_s = time.monotonic() + SLICE_S
                 while not work.is_completed():
-                    if time.perf_counter() > deadline_s:
+                    if time.monotonic() > deadline_s:
                         return False
                     time.sleep(POLL_S)
             work.wait(_SLICE)

@@ -51,7 +51,7 @@ def bench_command(
     import torch
 
     from cphicache.bench.harness import Effort
-    from cphicache.bench.report import ResultsError, markdown, read_results, verdict, write_docs
+    from cphicache.bench.report import ResultsError, check_effort, markdown, read_results, verdict, write_docs
     from cphicache.bench.rows import BENCHES, chosen
 
     try:
@@ -65,13 +65,12 @@ def bench_command(
     torch.set_num_threads(1)  # ratios are of one thread, and the process is ours
     console = Console(stderr=True)
     try:
-        known = read_results(out)
+        known, effort = read_results(out), Effort(rounds, sample_s, shrink)
         if resume:
+            check_effort(out, known, effort)
             wanted = [bench for bench in wanted if bench.name not in known]
         with console.status("measuring") as status:
-            finished = measure_all(
-                wanted, Effort(rounds, sample_s, shrink), known, out, lambda text: status.update(f"measuring: {text}")
-            )
+            finished = measure_all(wanted, effort, known, out, lambda text: status.update(f"measuring: {text}"))
         order = [bench.name for bench in BENCHES]
         rows = [known[name] for name in order if name in known and (not names or name.startswith(names))]
         click.echo(markdown(rows), nl=False)
@@ -98,7 +97,7 @@ def measure_all(
     for number, bench in enumerate(benches, start=1):
         on_row(f"{bench.name} ({number} of {len(benches)})")
         try:
-            known[bench.name] = result_of(bench, bench.measure(effort))
+            known[bench.name] = result_of(bench, bench.measure(effort), effort)
         except PeerMissing as error:
             known[bench.name] = missing_result(bench, str(error))
         except KeyboardInterrupt:

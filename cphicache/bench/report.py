@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from cphicache import __version__
-from cphicache.bench.harness import Bench, Measured
+from cphicache.bench.harness import Bench, Effort, Measured
 
 SCHEMA = 1
 BEGIN, END = "<!-- generated: begin -->\n", "<!-- generated: end -->\n"
@@ -21,7 +22,7 @@ class ResultsError(ValueError):
     """A file of results, or one with a place for them, cannot be used."""
 
 
-def result_of(bench: Bench, measured: Measured) -> dict[str, Any]:
+def result_of(bench: Bench, measured: Measured, effort: Effort) -> dict[str, Any]:
     """One finished row as plain data."""
     value, target = measured.value, bench.target
     return {
@@ -32,6 +33,7 @@ def result_of(bench: Bench, measured: Measured) -> dict[str, Any]:
         "low": value.low,
         "high": value.high,
         "rounds": measured.rounds,
+        "effort": asdict(effort),
         "must": None if target is None else target.must,
         "aim": None if target is None else target.aim,
         "better": None if target is None else target.better,
@@ -60,6 +62,24 @@ def read_results(path: Path) -> dict[str, dict[str, Any]]:
     if not isinstance(rows, list) or not all(isinstance(row, dict) and isinstance(row.get("name"), str) for row in rows):
         raise ResultsError(f"{path}: is damaged (rows are no list of objects with a name); give another file, or remove it")
     return {row["name"]: row for row in rows}
+
+
+def check_effort(path: Path, known: Mapping[str, Mapping[str, Any]], effort: Effort) -> None:
+    """Raise :class:`ResultsError` if a row of the file was measured with another effort: a table is of one run."""
+    wanted = asdict(effort)
+    for name, row in known.items():
+        found = row.get("effort", wanted if "missing" in row else None)
+        if found != wanted:
+            raise ResultsError(
+                f"{path}: row {name} was measured with {_options(found)}, this run measures with {_options(wanted)}; "
+                "give the same options, or leave --resume away"
+            )
+
+
+def _options(effort: Mapping[str, Any] | None) -> str:
+    return (
+        "unknown options" if effort is None else " ".join(f"--{name.replace('_', '-')} {value}" for name, value in effort.items())
+    )
 
 
 def write_results(path: Path, results: Mapping[str, Mapping[str, Any]]) -> None:

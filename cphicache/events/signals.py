@@ -6,7 +6,7 @@ The event log itself touches no signal handler. A program that owns its process,
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -21,9 +21,22 @@ def exit_on_signals(*numbers: signal.Signals) -> Iterator[None]:
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    before = {number: signal.signal(number, leave) for number in numbers}
+    with _handled(numbers, leave):
+        yield
+
+
+@contextmanager
+def interrupt_on_signals(*numbers: signal.Signals) -> Iterator[None]:
+    """While inside, each of these signals raises ``KeyboardInterrupt`` in the main thread, as Ctrl-C does. Main thread only."""
+    with _handled(numbers, signal.default_int_handler):
+        yield
+
+
+@contextmanager
+def _handled(numbers: tuple[signal.Signals, ...], handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, old in before.items():
+            signal.signal(number, old)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -60,10 +57,9 @@ def explore_command(
     except (ScenarioError, exploring.UnknownWorld) as error:
         raise Failure(str(error)) from error
     console = Console(stderr=True)
-    with _ended_like_an_interrupt(signal.SIGTERM):
-        reports = exploring.explore_worlds(
-            chosen, max_states=max_states, max_cpu_seconds=max_cpu_seconds, max_faults=max_faults, console=console
-        )
+    reports = exploring.explore_worlds(
+        chosen, max_states=max_states, max_cpu_seconds=max_cpu_seconds, max_faults=max_faults, console=console
+    )
     if as_json:
         click.echo(orjson.dumps(exploring.as_json(reports), option=orjson.OPT_INDENT_2).decode())
     else:
@@ -79,13 +75,3 @@ def explore_command(
         click.echo(f"{text}cphicache: {report.world}: a rule is broken; written to {path}", err=True)
     interrupted = any(report.ended_by == "interrupted" for report in reports)
     sys.exit(1 if broken else 130 if interrupted else 0)
-
-
-@contextmanager
-def _ended_like_an_interrupt(number: signal.Signals) -> Iterator[None]:
-    """While inside, this signal raises KeyboardInterrupt. Main thread only."""
-    before = signal.signal(number, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(number, before)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import click
+
+from cphicache.events import interrupt_on_signals
 
 
 class Failure(click.ClickException):
@@ -40,7 +43,7 @@ class OneLineCommand(click.Command):
 
 
 class OneLineGroup(click.Group):
-    """A group of such commands. An interrupt, whenever it comes, ends with status 130."""
+    """A group of such commands. An interrupt or SIGTERM, whenever it comes, ends with status 130, and with what was finished till then."""
 
     command_class = OneLineCommand
 
@@ -57,7 +60,8 @@ class OneLineGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """See click."""
         try:
-            return super().invoke(ctx)
+            with interrupt_on_signals(signal.SIGTERM):
+                return super().invoke(ctx)
         except KeyboardInterrupt:
             click.echo("cphicache: interrupted", err=True)
             ctx.exit(130)

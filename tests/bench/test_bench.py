@@ -55,7 +55,7 @@ def test_every_row_can_be_measured(bench: Bench) -> None:
     value = measured.value
     assert value.low <= value.median <= value.high
     assert measured.unit in {"x", "us", "bytes", "exponent"}
-    assert orjson.dumps(result_of(bench, measured))
+    assert orjson.dumps(result_of(bench, measured, TINY))
     if bench.name in EXACT:
         assert bench.target is not None
         assert bench.target.met(value.median, bench.target.aim)
@@ -131,7 +131,7 @@ def _interrupted(effort: Effort) -> Measured:
 def test_verdicts(better: Any, value: float, expected: str) -> None:
     """R1: a row says whether its median reaches the aim, the must, or neither."""
     bench = _bench("row", better, value)
-    row = result_of(bench, bench.measure(TINY))
+    row = result_of(bench, bench.measure(TINY), TINY)
     assert verdict(row) == expected
     assert expected in markdown([row])
 
@@ -159,7 +159,7 @@ def test_the_page_keeps_its_prose(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# Title\n\n<!-- generated: begin -->\nold\n<!-- generated: end -->\n\nThe end.\n")
     bench = _bench("row", "higher", 5)
-    row = result_of(bench, bench.measure(TINY))
+    row = result_of(bench, bench.measure(TINY), TINY)
     write_docs(page, [row])
     text = page.read_text()
     assert text.startswith("# Title\n\n<!-- generated: begin -->\nMade on cphicache ")
@@ -193,6 +193,12 @@ def test_the_command(tmp_path: Path) -> None:
     assert list(read_results(out)) == ["overlap-virtual"]
     before = out.read_bytes()
     assert runner.invoke(bench_command, ["overlap", "--resume", *tiny]).exit_code == 0
+    assert out.read_bytes() == before
+    other = runner.invoke(bench_command, ["overlap", "--resume", *tiny, "--rounds", "2"])
+    assert other.exit_code == 2
+    assert other.output.startswith(
+        f"cphicache: {out}: row overlap-virtual was measured with --rounds 1 --sample-s 0.0 --shrink 10000,"
+    )
     assert out.read_bytes() == before
     assert runner.invoke(bench_command, ["nothing", *tiny]).exit_code == 2
     for damage in ({}, {"rows": 7}, {"rows": [{}]}):

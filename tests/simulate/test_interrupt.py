@@ -20,10 +20,15 @@ from cphicache.run.simulate.workers import Done, run_seeds
 def interrupted(monkeypatch: pytest.MonkeyPatch, default_sigint: None) -> Any:
     """Runs the command, which is interrupted once these seeds have ended, in this order."""
 
-    def run(ended: Iterable[int], *arguments: str, planted: Mapping[str, str] = MappingProxyType({})) -> Result:
+    def run(
+        ended: Iterable[int],
+        *arguments: str,
+        planted: Mapping[str, str] = MappingProxyType({}),
+        by: signal.Signals = signal.SIGINT,
+    ) -> Result:
         def some_then_interrupt(seeds: Iterable[int], **options: Any) -> Generator[Done, None, None]:
             yield from run_seeds(ended, **(options | dict(planted)))
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(by)
 
         monkeypatch.setattr(command, "run_seeds", some_then_interrupt)
         return CliRunner().invoke(main, ["simulate", *arguments])
@@ -31,9 +36,10 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, default_sigint: None) -> Any:
     return run
 
 
-def test_it_says_how_many_have_passed_and_where_to_go_on(interrupted: Any) -> None:
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_it_says_how_many_have_passed_and_where_to_go_on(interrupted: Any, by: signal.Signals) -> None:
     """R34, R35: one line, the status of an interrupted program, and the seeds that are left."""
-    result = interrupted([1, 2], "--seeds", "1..5")
+    result = interrupted([1, 2], "--seeds", "1..5", by=by)
     assert result.exit_code == 130
     assert result.output == "cphicache: interrupted: 2 of 5 worlds passed, none failed; go on with --seeds 3..5\n"
 
