@@ -51,12 +51,15 @@ class RadixKey:
         Raises ValueError for a page size outside 1..1024 or a token that is not an int64.
         """
         check_page_size(page_size)
-        # array() would read a bytes object as raw int64 memory, hence the list.
-        source = tokens if isinstance(tokens, (array, list, tuple)) else list(tokens)
-        try:
-            values = array("q", source)
-        except (OverflowError, TypeError) as error:
-            raise ValueError(f"a token of the key is not an int64 ({error}): give token ids as integers") from error
+        if isinstance(tokens, array) and tokens.typecode == "q":
+            values = tokens
+        else:
+            # array() would read a bytes object as raw int64 memory, hence the list.
+            source = tokens if isinstance(tokens, (array, list, tuple)) else list(tokens)
+            try:
+                values = array("q", source)
+            except (OverflowError, TypeError) as error:
+                raise ValueError(f"a token of the key is not an int64 ({error}): give token ids as integers") from error
         element_bytes = _INT64_BYTES
         elements = len(values)
         if is_bigram:
@@ -68,7 +71,8 @@ class RadixKey:
             values = pairs
         pages = elements // page_size
         page_bytes = page_size * element_bytes
-        data = memoryview(values).cast("B")[: pages * page_bytes].tobytes()
+        whole = elements == pages * page_size
+        data = values.tobytes() if whole else memoryview(values).cast("B")[: pages * page_bytes].tobytes()
         return cls(data, page_size, extra_key, is_bigram, pages, page_bytes)
 
     @property
