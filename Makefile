@@ -107,6 +107,7 @@ $(STAMP): pyproject.toml
 	@.venv-peer/bin/python -m pip --disable-pip-version-check install -qq $(TORCH)
 	@.venv-peer/bin/python -m pip --disable-pip-version-check install -qq -e .
 	@.venv-peer/bin/python -m pip --disable-pip-version-check install -qq --no-deps sglang==0.5.20
+	@touch $@
 
 .venv-sglang/.set-up: SGLANG := 0.5.20
 .venv-sglang-0523/.set-up: SGLANG := 0.5.23
