@@ -25,7 +25,7 @@ _LAYERED, _WHOLE = "tab:blue", "tab:orange"
 
 def write_plots(results: Path, to: Path) -> list[Path]:
     """Draw what the folder ``results`` has (``bench.json``, ``study-*.json``) as SVG files in ``to``; returns them. ImportError without
-    matplotlib, ValueError when there is nothing to draw."""
+    matplotlib, ValueError when there is nothing to draw or a file is not of that kind."""
     import matplotlib as mpl
     import orjson
 
@@ -42,7 +42,13 @@ def write_plots(results: Path, to: Path) -> list[Path]:
     for name, draw in drawers.items():
         path = results / name
         if path.is_file():
-            figures.update(draw(orjson.loads(path.read_bytes())))
+            try:
+                figures.update(draw(orjson.loads(path.read_bytes())))
+            except (ValueError, LookupError, TypeError, AttributeError) as error:  # whatever is not as bench and study write it
+                reason = f"{type(error).__name__}: {error}"
+                raise ValueError(
+                    f"{path}: is damaged, or of another version ({reason}); have it written anew, or remove it"
+                ) from error
     if not figures:
         raise ValueError(f"{results}: holds none of {', '.join(drawers)}; run cphicache bench or cphicache study first")
     to.mkdir(parents=True, exist_ok=True)

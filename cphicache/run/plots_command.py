@@ -25,7 +25,7 @@ def plots_command(*, results: Path, to: Path) -> None:
             click.echo(path)
     except ImportError as error:
         raise Failure(f"matplotlib is not installed here ({error.name}): pip install 'cphicache[plots]'") from error
-    except (ValueError, KeyError) as error:
+    except ValueError as error:
         raise Failure(str(error)) from error
     except OSError as error:
         raise Failure(f"{to}: cannot be written ({error.strerror or error}); give another --to") from error

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from cphicache.run.failure import Failure
 from cphicache.run.plots import write_plots
+from cphicache.run.plots_command import plots_command
 from cphicache.run.study.command import study_command
 from cphicache.run.study.flame import boxes_of, draw
 from cphicache.run.study.hits import infinite_hits, row_of, study
@@ -186,6 +187,18 @@ def test_the_command_line_writes_what_plots_draw(tmp_path: Path) -> None:
     written = write_plots(results, tmp_path / "plots")
     assert [path.name for path in written] == ["cost-over-tree.svg", "overlap.svg", "hits.svg"]
     assert all(path.read_text(encoding="utf-8").rstrip().endswith("</svg>") for path in written)
+
+
+@pytest.mark.parametrize("name", ["bench.json", "study-overlap.json", "study-hits.json"])
+@pytest.mark.parametrize("text", ["{", "{}", "[1]", '{"rows": [{"name": "tick-growth", "details": {"sizes": 3}}], "about": 3}'])
+def test_a_damaged_file_is_named(tmp_path: Path, name: str, text: str) -> None:
+    """R35: results that are cut short, or are something else, are one line with the file and the remedy, and nothing is drawn."""
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    found = CliRunner().invoke(plots_command, ["--results", str(tmp_path), "--to", str(tmp_path / "plots")])
+    assert found.exit_code == 2
+    assert found.output.startswith(f"cphicache: {tmp_path / name}: is damaged, or of another version (")
+    assert found.output.endswith("have it written anew, or remove it\n")
+    assert not (tmp_path / "plots").exists()
 
 
 class _Profiler:
