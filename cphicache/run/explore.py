@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -80,17 +80,18 @@ def as_json(reports: Iterable[Report]) -> dict[str, Any]:
     return {"worlds": plain}
 
 
-def table(reports: Iterable[Report]) -> Table:
-    """Reports for people."""
+def table(reports: Sequence[Report]) -> Group:
+    """Reports for people: a row each, and how far those came that were not exhausted."""
     shown = Table(box=None, pad_edge=False)
     for column in ("world", "states", "edges", "depth", "logical", "engine calls", "CPU s", "states/s", ""):
         shown.add_column(column, justify="left" if column in ("world", "") else "right")
     for report in reports:
-        verdict = "[red]violation[/red]" if report.violation else "exhausted" if report.complete else _how_far(report)
+        verdict = "[red]violation[/red]" if report.violation else "exhausted" if report.complete else "bounded"
         numbers = (report.states, report.edges, report.depth, report.logical, report.steps)
         cells = [f"{number:,}" for number in numbers]
         shown.add_row(report.world, *cells, f"{report.cpu_seconds:.1f}", f"{_rate(report):,}", verdict)
-    return shown
+    notes = [f"{report.world}: bounded: {_how_far(report)}" for report in reports if not (report.violation or report.complete)]
+    return Group(shown, *notes)
 
 
 def _numbers(report: Report) -> str:
@@ -98,9 +99,7 @@ def _numbers(report: Report) -> str:
 
 
 def _how_far(report: Report) -> str:
-    return (
-        f"bounded: {report.ended_by}; {report.expanded:,} states expanded, every history of up to {report.followed} events followed"
-    )
+    return f"{report.ended_by}; {report.expanded:,} states expanded, every history of up to {report.followed} events followed"
 
 
 def _rate(report: Report) -> int:
