@@ -94,6 +94,7 @@ def test_a_rank_with_other_options_is_refused_at_start() -> None:
     assert caught.value.kind == "unusable"
 
 
+@pytest.mark.usefixtures("default_sigint")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_ends_all_ranks(tmp_path: Path, number: signal.Signals) -> None:
     """R22: an interrupt, or a signal to end, ends every rank after its step: no process is left, and every log is whole."""
