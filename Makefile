@@ -46,8 +46,8 @@ test-gpu: $(STAMP)  ## run the tests that need an NVIDIA GPU; they skip, and say
 test-ranks: $(STAMP)  ## faults, delays and sizes over rank processes   (minutes; ARGS as for test)
 	@$(BIN)/python -m pytest -n 2 -m soak tests/ranks $(ARGS)
 
-test-sglang: .venv-sglang/.set-up  ## run the tests inside the real SGLang 0.5.20, on the CPU   (minutes, 2 GB; ARGS as for test)
-	@.venv-sglang/bin/python -m pytest -n 2 --dist loadfile -m "not soak" tests/sglang $(ARGS)
+test-sglang: .venv-sglang/.set-up  ## run the tests inside the real SGLang 0.5.20, on the CPU, and the rows against its caches   (minutes, 2 GB; ARGS as for test)
+	@.venv-sglang/bin/python -m pytest -n 2 --dist loadfile -m "not soak" tests/sglang tests/bench/test_bench.py $(ARGS)
 
 test-sglang-0523: .venv-sglang-0523/.set-up  ## the same inside SGLang 0.5.23   (minutes, 2 GB)
 	@.venv-sglang-0523/bin/python -m pytest -n 2 --dist loadfile -m "not soak" tests/sglang $(ARGS)

@@ -1,8 +1,8 @@
 """Branch coverage of ``cphicache/``:  python -m tests.measure_coverage [--sglang] [arguments of pytest]
 
 Runs the tests of ``make test`` and reports; exits with 2 below the least coverage that pyproject.toml asks for, with pytest's status if
-a test fails. With ``--sglang``, in an environment that has SGLang: runs tests/sglang instead, reports nothing, and keeps the data for the
-next report, which they count in as long as ``cphicache/`` is the same.
+a test fails. With ``--sglang``, in an environment that has SGLang: runs the tests that need it instead, reports nothing, and keeps the
+data for the next report, which they count in as long as ``cphicache/`` is the same.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+INSIDE_SGLANG = ("tests/sglang", "tests/bench/test_bench.py")
+"""Tests that need SGLang, or its caches to measure against."""
 KEPT = ROOT / "out" / "coverage"
 SGLANG = "sglang-"
 """What a folder of data from inside SGLang begins with; its version follows."""
@@ -101,7 +103,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the tests, and report."""
     if arguments[:1] == ["--sglang"]:
         folder = fresh(KEPT / f"{SGLANG}{version('sglang')}")
-        status = run_tests(folder, ["-n", "2", "--dist", "loadfile", "tests/sglang", *arguments[1:]])
+        status = run_tests(folder, ["-n", "2", "--dist", "loadfile", *INSIDE_SGLANG, *arguments[1:]])
         if status == 0:
             (folder / SOURCES).write_text(digest(ROOT), encoding="utf-8")
         return status
