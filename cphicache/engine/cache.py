@@ -452,6 +452,7 @@ class CpHiRadixCache:
         for record in sorted(self.state.pending.values(), key=lambda record: record.order):
             self._backups.fire(record, RESET, Input(reason="reset"))
         self._agreement.drain()
+        self._loads.undo_drained()
 
     def flush(self) -> None:
         """Forget the whole cache. No request may be running; parked inserts are dropped."""

@@ -339,6 +339,17 @@ def test_a_load_is_refused_when_the_one_above_fails_while_it_makes_room() -> Non
     rig.rest()
 
 
+def test_a_failed_load_that_is_still_to_be_undone_is_undone_by_a_flush() -> None:
+    """R18, R25: a flush before the next tick finds a load-back that has failed while another one made room: it ends before its nodes do."""
+    rig = failing_under_eviction()
+    assert ask_load(rig, "lower", "abcd").refused is Refusal.LOAD_ABOVE_FAILED
+    assert rig.cache.state.undoing == [1]
+    rig.cache.flush()
+    assert (rig.cache.state.loads, rig.cache.state.undoing, rig.cache.state.tree.node_count) == ({}, [], 0)
+    assert rig.local(0).called("end_load") == [(1,)]
+    rig.rest()
+
+
 def test_whoever_is_admitted_on_a_failed_load_is_poisoned() -> None:
     """R25: a request whose match was good when it was made, but whose load has failed by the time it is admitted, is reported like
     every other reader, and nothing of it is inserted."""
