@@ -98,8 +98,8 @@ class Agreement:
                 self._transfer.wait_load(load.load_id)
             self._state.counters.drain_reductions += 1
             self._reducer.issue(*self.sample())
-            if self._wait_and_apply() > max(load.number for load in open_loads):
-                return
+            if self._wait_and_apply() >= max(load.number for load in open_loads):
+                return  # what stands before the first failure has not failed anywhere
 
     def _wait_and_apply(self) -> int:
         """Apply the reduction and return its first failure. With the group gone the host tier is quarantined: where every rank has all
@@ -224,14 +224,14 @@ class Agreement:
             return
         if isinstance(operation, Load):
             status = self._transfer.load_status(operation.load_id)
-            if self._ops is not None and any(status):
+            if any(status):
                 self._tell_status(status, load=operation.load_id)
             operation.done_here = status.drained
             operation.failed_here = status.failed
         else:
             status = CopyStatus(True, True) if operation.void else self._transfer.status(operation.key)
             if status.drained or status.failed:
-                if self._ops is not None and not operation.void:
+                if not operation.void:
                     self._tell_status(status, node=operation.node_id, generation=operation.generation)
                 self.completion(operation.key, status)
 

@@ -106,10 +106,11 @@ class Backups:
         every = (1 << self._layers[payload]) - 1
         for record in records:
             missing = every & ~record.submitted[payload]
-            if missing and record.state in ALIVE:
+            if missing:
                 by_missing.setdefault(missing, []).append(record)
         for missing, lacking in by_missing.items():
-            self.layers_stored(lacking, payload, _layers_of(missing))
+            layers = range(self._layers[payload]) if missing == every else _layers_of(missing)  # all, as usual: quicker as a range
+            self.layers_stored(lacking, payload, layers)
 
     def forward_ended(self, records: Iterable[Backup]) -> None:
         """No further layer comes for these: number them in this order, or roll back what lacks layers."""
@@ -120,10 +121,7 @@ class Backups:
 
     def number(self, operation: Backup | Load) -> int:
         """The next number, for a backup or a load-back."""
-        number = self._state.next_number
-        self._state.next_number += 1
-        self._state.numbered[number] = operation
-        return number
+        return self._effects.number(operation)
 
     # -- the tree -------------------------------------------------------------------------------------------------------------
     def split(self, node: Node[Backup], head_pages: int) -> Node[Backup]:
@@ -136,10 +134,6 @@ class Backups:
         return head.node
 
 
-def _layers_of(mask: int) -> Sequence[int]:
-    """The layers of a bit mask (not 0), ascending; as a range where they are neighbours, as they are unless some were reported twice
-    or out of order."""
-    low = (mask & -mask).bit_length() - 1
-    if mask >> low & (mask >> low) + 1 == 0:
-        return range(low, mask.bit_length())
-    return tuple(layer for layer in range(low, mask.bit_length()) if mask >> layer & 1)
+def _layers_of(mask: int) -> tuple[int, ...]:
+    """The layers of a bit mask, ascending."""
+    return tuple(layer for layer in range(mask.bit_length()) if mask >> layer & 1)

@@ -168,7 +168,7 @@ class CpHiRadixCache:
         Equal on every rank. Whoever takes no tick meanwhile leaves no event in the log either.
         """
         state = self.state
-        busy = state.numbered or state.outstanding or state.undoing or state.pending or state.batches
+        busy = state.numbered or state.undoing or state.batches  # what is pending has a number, or its forward or request goes on
         waiting = state.requests or state.waiters or state.pins
         return not (busy or waiting or state.is_retry_due())
 
@@ -388,7 +388,6 @@ class CpHiRadixCache:
         if self._ops is not None:
             self._ops.call("agree_now")
         self._agreement.agree_now()
-        self._loads.undo_drained()
 
     def is_declined(self, rid: str, key: RadixKey) -> bool:
         """Whether an insert of ``key`` would be declined now. Changes nothing: whoever was declined asks before trying again."""
@@ -405,7 +404,6 @@ class CpHiRadixCache:
             if self._ops is not None:
                 self._ops.call("confirm_loads", request=rid)
             self._agreement.settle_failures([self.state.loads[load_id] for load_id in sorted(request.loads)])
-            self._loads.undo_drained()
         return not request.poisoned
 
     def finish(self, rid: str, key: RadixKey, row: Sequence[LogicalPage]) -> bool:
@@ -452,6 +450,7 @@ class CpHiRadixCache:
         for record in sorted(self.state.pending.values(), key=lambda record: record.order):
             self._backups.fire(record, RESET, Input(reason="reset"))
         self._agreement.drain()
+        self._loads.undo_drained()
 
     def flush(self) -> None:
         """Forget the whole cache. No request may be running; parked inserts are dropped."""
@@ -487,7 +486,6 @@ class CpHiRadixCache:
         if self._ops is not None:
             self._ops.call("quarantine", local=True, reason=reason)
         self._agreement.quarantine(reason)
-        self._loads.undo_drained()
 
     @property
     def quarantined(self) -> str | None:

@@ -41,10 +41,10 @@ ANYTHING = Outlook()
 def canonical_state(
     state: CacheState,
     *,
-    local: bool = True,
-    page_name: PageName | None = None,
-    outstanding: bool = True,
-    outlook: Outlook = ANYTHING,
+    local: bool,
+    page_name: PageName | None,
+    outstanding: bool,
+    outlook: Outlook,
 ) -> Hashable:
     """Equal for two states that behave alike from here on, whatever came before.
 
@@ -71,7 +71,7 @@ class _Canonical:
       in order says all; a number that has been agreed is never looked at again;
     * generations, orders, loads, producers: ranks among those alive. The next one is larger than all of them;
     * ticks: deadlines as ticks that are left (0 once they are over), ``tried_tick`` as "in this tick";
-    * requests: in order as far as they may be poisoned, else by name;
+    * requests: by name, and in order as far as they may be poisoned;
     * epochs: whether slots were freed since, which is all that is asked of them; when the last round of retries was, only if one is due.
 
     Left out, because no decision reads them: counters and KV events (reports); ``clock`` (only the order of its values counts, and the
@@ -119,12 +119,8 @@ class _Canonical:
             tuple(self._load_form(load) for load in state.loads.values()),
             tuple(sorted(self._loads[load_id] for load_id in state.undoing)),
             # The poisoned are reported in the order of admission; who reads no load-back then, never will.
-            tuple(self._request_form(request) for request in state.requests.values() if request.loads or request.poisoned),
-            tuple(
-                self._request_form(request)
-                for _, request in sorted(state.requests.items())
-                if not (request.loads or request.poisoned)
-            ),
+            tuple(request.rid for request in state.requests.values() if request.loads or request.poisoned),
+            tuple(self._request_form(request) for _, request in sorted(state.requests.items())),
             # In the order in which they were parked: so they are inserted.
             tuple(
                 (parked.rid, parked.key, self._pages(parked.row), self._ticks_left(parked.deadline_tick))

@@ -6,7 +6,9 @@ from itertools import product
 
 import pytest
 
+from cphicache.transfer.port import CopyStatus
 from tests.engine.rig import B, C, L, N, Rig, Side
+from tests.engine.rig_extra import ask_load
 from tests.engine_fakes import FakeTransfer
 
 TEXTS = ("ab", "cd", "ef", "gh", "ij")
@@ -291,6 +293,26 @@ def test_a_failure_before_its_number_changes_nothing() -> None:
     rig.rest()
 
 
+def test_copies_that_have_ended_during_the_forward_say_nothing_of_those_to_come() -> None:
+    """R10, R13, R21: the copies of the layers so far have ended, and that is told early, while the forward goes on: the backup is done
+    when those of the later layers have ended, too."""
+    rig = Rig()
+    rig.begin("r1", "ab")
+    rig.chunk("r1")
+    rig.layer(0, 0)
+    key = rig.op("r1").key
+    rig.each(lambda side: side.cache.completion(key, CopyStatus(drained=True, failed=False)))
+    rig.hold()
+    rig.forward()
+    rig.finish("r1")
+    rig.tick(3)
+    assert rig.state("ab") is L
+    rig.finish_all()
+    rig.settle()
+    assert rig.state("ab") is C
+    rig.rest()
+
+
 def test_a_number_is_not_passed_before_every_rank_has_finished_it() -> None:
     """R13, R21: three of four ranks are done: nothing commits for as long as the fourth is not."""
     rig = Rig(cp_size=4, usable_pages=32)
@@ -347,12 +369,12 @@ def test_what_has_ended_everywhere_can_be_agreed_within_a_tick() -> None:
     rig.rest()
 
 
+def rests(rig: Rig) -> bool:
+    return bool(rig.each(lambda side: side.cache.is_at_rest()))
+
+
 def test_a_cache_in_which_nothing_would_happen_is_at_rest() -> None:
     """R36: with a request, a copy in flight, or a refused node that has room now, a tick has something to do; else it may be left out."""
-
-    def rests(rig: Rig) -> bool:
-        return bool(rig.each(lambda side: side.cache.is_at_rest()))
-
     rig = Rig(host_slots=4)
     assert rests(rig)
     rig.hold()
@@ -376,5 +398,33 @@ def test_a_cache_in_which_nothing_would_happen_is_at_rest() -> None:
     rig.each(lambda side: side.cache.pin_host(rig.key("ab"), 2))
     assert not rests(rig), "a pin is to end"
     rig.tick(2)
+    assert rests(rig)
+    rig.rest()
+
+
+def test_a_cache_is_not_at_rest_before_all_have_ended_who_use_it() -> None:
+    """R36: a forward that outlives its request, a deferred request that may come back, and a load-back that nobody has been admitted on
+    yet are something in flight, or somebody who waits."""
+    rig = Rig()
+    rig.begin("r1", "ab")
+    rig.chunk("r1")
+    rig.abort("r1")
+    assert not rests(rig), "its forward goes on"
+    rig.end_forward()
+    assert rests(rig)
+    rig.hold()
+    rig.serve("r2", "mn")
+    assert not rig.begin("waits", "mx")
+    rig.finish_all()
+    rig.settle()
+    assert not rests(rig), "it was woken, and has not come yet"
+    rig.abort("waits")
+    assert rests(rig)
+    rig.evict(4)
+    assert len(ask_load(rig, "nobody yet", "mn").pages) == 2
+    assert not rests(rig), "a load-back is in flight"
+    rig.start_loads()
+    rig.finish_all()
+    rig.settle()
     assert rests(rig)
     rig.rest()

@@ -122,7 +122,8 @@ def test_short_on_one_rank_means_nothing_is_evicted() -> None:
 
 
 def test_every_attempt_is_a_step_and_details_are_limited_by_node() -> None:
-    """R16: each refused attempt is logged as a step; its numbers are noted again only after some ticks for the same node."""
+    """R16: each refused attempt is logged as a step, and leaves nothing reserved at the node; its numbers are noted again only after some
+    ticks for the same node."""
     rig = Rig(host_slots=4)
     rig.hold()
     rig.serve("full", "wxyz")
@@ -135,6 +136,8 @@ def test_every_attempt_is_a_step_and_details_are_limited_by_node() -> None:
     assert [event["tick"] for event in refusals(rig) if event["node"] == node] == [0, 16]
     # Before the first forward, and at each insert; once the node is there, the next prompt is refused before its forward for its sake.
     assert rig.cache.counters.refused == {"no_host_slots": 1 + 20, "parent_not_backed": 19}
+    refused = rig.node("ab").backup
+    assert (refused.pages, refused.need, refused.generation) == ([], (0, 0), 0)
     rig.rest()
 
 

@@ -284,10 +284,15 @@ def back_up_ahead(short: WriteBackShort) -> Rig:
 
 
 @pytest.mark.parametrize("short", list(WriteBackShort))
-def test_an_eviction_waits_for_pages_that_one_before_it_backs_up(short: WriteBackShort) -> None:
-    """R19: a scheduler counts what may be evicted, then asks for it in several evictions. What the first one backs up ahead is locked
-    when the next one needs it: that one waits, dropping or not, and gets the pages, of whole chains too."""
+@pytest.mark.parametrize("ticks", [0, 1])
+def test_an_eviction_waits_for_pages_that_one_before_it_backs_up(short: WriteBackShort, ticks: int) -> None:
+    """R19, R21: a scheduler counts what may be evicted, then asks for it in several evictions. What the first one backs up ahead is locked
+    when the next one needs it: that one waits, dropping or not, and gets the pages, of whole chains too; the reduction of a tick comes
+    first, if one is under way."""
     rig = back_up_ahead(short)
+    for _ in range(ticks):
+        rig.tick()
+    assert rig.cache.state.outstanding is bool(ticks)
     protected, evictable = rig.cache.protected_size(), rig.cache.evictable_size()
     assert protected > 0
     waits = rig.cache.counters.write_back_waits

@@ -85,6 +85,19 @@ def test_who_has_all_of_the_kv_goes_on_unless_it_was_excluded(error: GroupBroken
     rig.rest()
 
 
+def test_a_load_back_that_the_group_was_asked_to_confirm_is_not_right() -> None:
+    """R22, R25: a request that ends at once asks the others about what it has read; with them gone it may have failed there."""
+    rig = one_rank(kv_replicated=True)
+    to_host(rig, "ab")
+    rig.hold()
+    assert rig.begin("reads", "abc")
+    rig.start_loads()
+    lose(rig, GONE)
+    assert not rig.cache.confirm_loads("reads")
+    assert rig.cache.quarantined is not None
+    rig.rest()
+
+
 @pytest.mark.parametrize("replicated", [False, True])
 def test_a_load_back_that_was_making_room_is_not_made(replicated: bool) -> None:
     """R22, R25: an eviction that waits (R19) hears of the loss while it makes room for a load-back: that is refused, or the error goes on;
@@ -120,6 +133,8 @@ def test_a_quarantine_ends_everything_in_the_order_of_its_numbers() -> None:
     rig.serve("nowhere on rank 1", "cd")
     assert rig.begin("reads", "pqr")
     rig.start_loads()
+    rig.tick()
+    assert rig.cache.state.outstanding
     for rid, text in {"second": "ef", "third": "gh"}.items():
         assert rig.begin(rid, text)
         rig.chunk(rid)

@@ -593,6 +593,15 @@ def test_what_decides_nothing_does_not_show_in_the_canonical_form(name: str) -> 
     assert cache_of(state).canonical() == before
 
 
+def passed(state: CacheState) -> Backup:
+    """An extent whose number every rank has passed."""
+    record = extent(state)
+    if record.number is not None:
+        state.numbered.pop(record.number, None)
+    record.agreed = True
+    return record
+
+
 @pytest.mark.parametrize(
     ("owner", "name", "values"),
     [
@@ -603,6 +612,7 @@ def test_what_decides_nothing_does_not_show_in_the_canonical_form(name: str) -> 
         (lambda state: state.parked["p"], "deadline_tick", (40, 12)),
         (load, "producer", (4, 7)),
         (committed, "number", (3, None)),
+        (passed, "number", (3, 5)),
     ],
 )
 def test_values_that_are_read_alike_compare_equal(owner: Callable[[CacheState], Any], name: str, values: tuple[Any, Any]) -> None:
@@ -613,6 +623,28 @@ def test_values_that_are_read_alike_compare_equal(owner: Callable[[CacheState], 
         setattr(owner(state), name, value)
         forms.append(cache_of(state).canonical())
     assert forms[0] == forms[1]
+
+
+def test_the_last_tick_of_a_wait_shows() -> None:
+    """R17, R20: a request whose wait is over is no longer passed over; one that waits for one tick more is."""
+    state = rich_state()
+    cache = cache_of(state)
+    state.waiters["w"].deadline_tick = state.tick
+    over = cache.canonical()
+    state.waiters["w"].deadline_tick += 1
+    assert cache.canonical() != over
+
+
+def test_which_of_the_refused_nodes_are_due_shows() -> None:
+    """R15, R20: of the nodes that are to be tried again, the next round passes over those that were refused since slots were freed."""
+    forms = []
+    for refused_epoch in (0, 1):
+        state = rich_state()
+        state.retries[committed(state).node_id] = committed(state)
+        committed(state).refused_epoch = refused_epoch
+        assert state.is_retry_due(), "the other one is"
+        forms.append(cache_of(state).canonical())
+    assert forms[0] != forms[1]
 
 
 @pytest.mark.parametrize("policy", list(WritePolicy))
@@ -683,6 +715,17 @@ def test_of_reservations_that_have_ended_only_the_last_decides(before: int, behi
         request(state).ops = [goes_on] * before + [ended] + [goes_on] * behind
         forms.append(cache_of(state).canonical())
     assert (forms[0] != forms[1]) is shows
+
+
+def test_a_reservation_that_has_ended_where_the_one_before_it_ends_shows() -> None:
+    """R12, R20: the next reservation may follow one that goes on, but not one behind that which has ended."""
+    forms = []
+    for reservations in (1, 2):
+        state = rich_state()
+        no_longer_pending(state, extent(state).end_page)
+        del request(state).ops[reservations:]
+        forms.append(cache_of(state).canonical())
+    assert forms[0] != forms[1]
 
 
 OUTLOOKS: dict[str, tuple[Outlook, Outlook, Callable[[CacheState, int], object]]] = {

@@ -339,6 +339,17 @@ def test_a_load_is_refused_when_the_one_above_fails_while_it_makes_room() -> Non
     rig.rest()
 
 
+def test_a_failed_load_that_is_still_to_be_undone_is_undone_by_a_flush() -> None:
+    """R18, R25: a flush before the next tick finds a load-back that has failed while another one made room: it ends before its nodes do."""
+    rig = failing_under_eviction()
+    assert ask_load(rig, "lower", "abcd").refused is Refusal.LOAD_ABOVE_FAILED
+    assert rig.cache.state.undoing == [1]
+    rig.cache.flush()
+    assert (rig.cache.state.loads, rig.cache.state.undoing, rig.cache.state.tree.node_count) == ({}, [], 0)
+    assert rig.local(0).called("end_load") == [(1,)]
+    rig.rest()
+
+
 def test_whoever_is_admitted_on_a_failed_load_is_poisoned() -> None:
     """R25: a request whose match was good when it was made, but whose load has failed by the time it is admitted, is reported like
     every other reader, and nothing of it is inserted."""
@@ -379,10 +390,12 @@ def load_behind_a_backup() -> Rig:
 
 def test_a_request_that_ends_at_once_hears_of_a_failure_on_one_rank() -> None:
     """R25, R22: a request that ends before a failure of what it reads is agreed asks for it: every rank knows then, though copies that
-    have lower numbers still go on."""
+    have lower numbers still go on. Asking again costs nothing."""
     rig = load_behind_a_backup()
     fail_load(rig, 1, 1)
-    assert not confirm(rig)
+    for _ in range(2):
+        assert not confirm(rig)
+        assert rig.cache.counters.drain_reductions == 1
     assert load_of(rig, 1).state is LoadState.FAILED
     assert rig.op("other").state is L
     rig.abort("reads", "load_failed")
@@ -404,6 +417,77 @@ def test_failures_of_others_do_not_hide_that_of_a_load_back() -> None:
     rig.abort("reads", "load_failed")
     rig.finish_all()
     rig.settle()
+    rig.rest()
+
+
+@pytest.mark.parametrize(
+    ("order", "failing", "rounds"),
+    [
+        (("other", "upper", "lower"), ("lower",), 1),
+        (("other", "upper", "lower"), ("upper",), 2),
+        (("upper", "other", "lower"), ("other", "lower"), 2),
+    ],
+)
+def test_each_load_back_that_is_read_is_confirmed(order: tuple[str, ...], failing: tuple[str, ...], rounds: int) -> None:
+    """R25, R21: of two load-backs that a request reads either may fail, and a backup whose number stands between theirs, too. A reduction
+    is asked for until no failure can be hidden by one that stands before it, and no further."""
+    rig = Rig()
+    to_host(rig, "ab", "abcd")
+    rig.hold()
+    for rid in order:
+        assert rig.begin(rid, {"other": "xyz", "upper": "ab", "lower": "abcd"}[rid])
+        if rid == "other":
+            rig.chunk(rid)
+            rig.forward()
+        rig.start_loads()
+    if "other" in failing:
+        rig.fail_copies(rig.op("other").key, 0, drained=False)
+    for load, rid in enumerate(("upper", "lower"), start=1):
+        if rid in failing:
+            fail_load(rig, load, 1)
+    before = rig.cache.counters.drain_reductions
+    assert not confirm(rig, "lower")
+    assert rig.cache.counters.drain_reductions == before + rounds
+    assert rig.cache.state.requests["upper"].poisoned is ("upper" in failing)
+    for rid in ("upper", "lower"):
+        rig.abort(rid)
+    rig.finish_all()
+    rig.settle()
+    rig.rest()
+
+
+def test_a_load_back_that_ends_with_what_is_under_way_costs_nothing_more() -> None:
+    """R21, R25: what the reduction of the last tick passes is confirmed by it: nothing is waited for, and no other one is asked for."""
+    rig = Rig()
+    to_host(rig, "abcd")
+    begin_load(rig)
+    rig.forward()
+    rig.finish_all()
+    rig.tick()
+    assert rig.cache.state.outstanding
+    before = rig.cache.counters.drain_reductions
+    assert confirm(rig)
+    assert (rig.cache.state.loads, rig.cache.counters.drain_reductions) == ({}, before)
+    assert [side.transfer.called("wait_load") for side in rig.sides] == [[], []]
+    rig.rest()
+
+
+def test_a_failure_that_is_agreed_does_not_hide_the_next() -> None:
+    """R21, R25: a load-back that has failed and still drains is named once: one behind it that fails is agreed in its own two ticks."""
+    rig = Rig()
+    to_host(rig, "ab", "pq")
+    rig.hold()
+    for rid, text in {"one": "ab", "two": "pq"}.items():
+        assert rig.begin(rid, text)
+    rig.start_loads()
+    fail_load(rig, 1, 0)
+    rig.tick()
+    assert rig.tick().poisoned == ["one"]
+    fail_load(rig, 2, 0)
+    rig.tick()
+    assert rig.tick().poisoned == ["one", "two"]
+    assert [load_of(rig, load).state for load in (1, 2)] == [LoadState.FAILED] * 2
+    rig.finish_all()
     rig.rest()
 
 

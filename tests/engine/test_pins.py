@@ -20,7 +20,8 @@ def full_host() -> Rig:
     return rig
 
 
-def test_a_pinned_prefix_is_no_victim_until_it_expires() -> None:
+@pytest.mark.parametrize("ticks", [1, 2])
+def test_a_pinned_prefix_is_no_victim_until_it_expires(ticks: int) -> None:
     """R27: host eviction passes over a pinned node, and takes it once the pin has expired by tick."""
     rig = full_host()
     assert pin(rig, "abcd", 1000) == 8
@@ -31,8 +32,8 @@ def test_a_pinned_prefix_is_no_victim_until_it_expires() -> None:
     rig.each(lambda side: side.cache.flush())
 
     rig = full_host()
-    assert pin(rig, "abcd", 2) == 8
-    rig.tick(2)
+    assert pin(rig, "abcd", ticks) == 8
+    rig.tick(ticks)
     rig.serve("r0", "ijkl")
     rig.settle()
     assert not rig.has("abcd")
@@ -71,6 +72,10 @@ def test_only_whole_committed_nodes_are_pinned() -> None:
     assert pin(rig, "abc", 5) == 0
     assert pin(rig, "zz", 5) == 0
     assert rig.cache.state.pins == []
+    rig.serve("r0", "efghij")
+    rig.settle()
+    assert pin(rig, "efghi", 5) == 8, "of the two nodes on its path the first is matched whole"
+    rig.tick(5)
     with pytest.raises(CacheMisuse, match="pin for 0 ticks: give at least 1"):
         rig.cache.pin_host(rig.key("abcd"), 0)
 
@@ -123,4 +128,5 @@ def test_a_node_that_is_gone_cannot_be_asked_for() -> None:
     rig.each(lambda side: side.cache.flush())
     with pytest.raises(CacheMisuse, match="match again"):
         rig.cache.touch(node)
+    rig.cache.touch(rig.match("ab").device_node)  # a match of nothing ends in the root, which stays
     rig.rest()

@@ -375,3 +375,27 @@ def test_a_chunk_that_was_reserved_must_be_inserted_whole(*, ends: bool) -> None
     assert rig.finish("r")
     assert rig.states("ab", "abcd") == [L, L]
     rig.rest()
+
+
+def test_a_chunk_whose_reservation_was_lost_does_not_keep_the_one_before_it_out() -> None:
+    """R12, R14: the backup of a chunk fails, and that of the next one is lost with it and drains: the first chunk can be inserted alone."""
+    rig = Rig()
+    rig.hold()
+    assert rig.begin("r", "abcd")
+    rig.chunk("r", 4)
+    rig.forward()
+    rig.chunk("r")
+    rig.layer(0, 0)
+    first, second = rig.op("r", 0), rig.op("r", 1)
+    rig.fail_copies(first.key, 0, drained=False)
+    rig.tick(2)
+    assert (first.state, second.state, second.end_page) == (B, B, 4)
+    rig.prompts["r"].upto = 4
+    assert rig.insert("r", chunked=True) == rig.row("r")[:2]
+    rig.prompts["r"].upto = 8
+    rig.forward()
+    assert rig.finish("r")
+    rig.finish_all()
+    rig.settle()
+    assert rig.has("abcd")
+    rig.rest()

@@ -318,6 +318,21 @@ def test_what_will_be_inserted_decides_not_what_is_matched() -> None:
     rig.rest()
 
 
+def test_a_match_that_ends_above_the_pending_node_is_not_cut_back() -> None:
+    """R17, R24: past the bound, a request that matches less than it will insert keeps a match that ends inside a node in front of the
+    pending one: the cut is made where that begins, and no sooner."""
+    rig = Rig(max_deferral_ticks=0)
+    back_up(rig, "abcd")
+    in_flight(rig, text="abcdefgh")
+    found = rig.each(lambda side: side.cache.prepare("splits", rig.key("abc"), rig.key("abcdefx")))
+    assert rig.cache.counters.deferrals_expired == 1
+    assert found == rig.match("abc")
+    assert len(found.device_pages) == 3
+    rig.finish_all()
+    rig.settle()
+    rig.rest()
+
+
 def test_several_waiters_on_one_node() -> None:
     """R17: all who wait for a node are woken together; the first divides it, and the others go on with what is there then."""
     rig = Rig()

@@ -17,7 +17,6 @@ TURNED_ROUND = "forms are only compared with each other, and the answer is turne
 ON_HOST_ONLY = (
     "a node without device pages is committed, and none of it is being loaded: the outside checker looks at that after each call"
 )
-TOLD_TWICE = "who stands in the list before this one is told of once more, the same in forms that are equal"
 NEVER_SHORT = "victims are planned only where they suffice, and nothing comes between: no second reservation is refused"
 
 EQUIVALENT: dict[str, str] = {
@@ -30,14 +29,6 @@ EQUIVALENT: dict[str, str] = {
     ),
     "cphicache/engine/backups.py::Backups.split::head = Backup(self._state.new_node_id(), len(self._layers), bound=True, "
     "no_need=self._state.no_need)::True -> False": BEFORE_READ,
-    "cphicache/engine/cache.py::CpHiRadixCache.is_at_rest::busy = state.numbered or state.outstanding or state.undoing or state.pending or "
-    "state.batches::without state.outstanding": "a reduction is issued where something is numbered, which nothing but its end takes away",
-    "cphicache/engine/cache.py::CpHiRadixCache.is_at_rest::busy = state.numbered or state.outstanding or state.undoing or state.pending or "
-    "state.batches::without state.pending": (
-        "the first reserved of the pending is numbered, or its forward goes on, or it is agreed and its request is to bind it"
-    ),
-    "cphicache/engine/canonical.py::_Canonical.form::if not (request.loads or request.poisoned)::or -> and": TOLD_TWICE,
-    "cphicache/engine/canonical.py::_Canonical.form::if not (request.loads or request.poisoned)::without request.poisoned": TOLD_TWICE,
     "cphicache/engine/effects.py::Effects.on_device::return record.node is not None and record.node.pages is not None::without "
     "record.node is not None": "it is asked of committed backups, which have a node; mypy has to be told",
     "cphicache/engine/effects.py::Effects.refuse::free=[min(ledger.free(rank, name) for name in self._names) for rank in "
@@ -76,6 +67,8 @@ EQUIVALENT: dict[str, str] = {
     "cphicache/tree/radix.py::RadixTree.count_hit::self._refresh(node)::left out": (
         "hits only rise, and a rank that has risen is seen when its node surfaces"
     ),
+    "cphicache/engine/digest.py::_states::yield list(state.waiters), list(state.parked), list(state.retries), state.quarantined is not "
+    "None::is not -> is": TURNED_ROUND,
     'cphicache/engine/digest.py::_digest::digest.update(b"\\n")::left out': (
         "each value is shown in brackets, so that a row of them can be read in one way only"
     ),
