@@ -161,6 +161,25 @@ def test_parked_inserts_go_oldest_first() -> None:
     rig.rest()
 
 
+def test_a_parked_insert_that_waits_on_keeps_no_other() -> None:
+    """R17: the younger of two parked inserts is made as soon as its own wait is over, though the older one's is not."""
+    rig = Rig()
+    rig.hold()
+    for rid, text in {"one": "mnop", "two": "abcd", "older": "abxy", "younger": "mnxy"}.items():
+        assert rig.begin(rid, text)
+        rig.chunk(rid)
+    rig.forward()
+    assert [rig.finish(rid) for rid in ("one", "two", "older", "younger")] == [True, True, False, False]
+    rig.finish_copies(rig.node("mnop").backup.key)
+    rig.tick()
+    assert rig.tick().inserted == ["younger"]
+    assert list(rig.cache.state.parked) == ["older"]
+    rig.finish_all()
+    rig.settle()
+    assert rig.has("abxy")
+    rig.rest()
+
+
 def test_parked_then_deferred_then_retries() -> None:
     """R17: when a backup ends, parked inserts go first, then the deferred requests, and only then the node is tried again: neither
     half of what the parked insert has divided is reserved before the deferred request has divided it, too."""
