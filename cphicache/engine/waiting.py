@@ -7,7 +7,7 @@ from cphicache.engine.records import Backup, Pin, Refusal, Waiter
 from cphicache.engine.state import CacheState
 from cphicache.events import EventLog
 from cphicache.lifecycle import Input
-from cphicache.lifecycle.names import DEVICE_VALID_HOST_NONE, SPLIT_WANTED
+from cphicache.lifecycle.names import SPLIT_WANTED
 from cphicache.tree import Node
 from cphicache.tree.node import depth
 
@@ -77,7 +77,7 @@ class Waiting:
         nodes = [record.node for record in due if record.node is not None and record.tried_tick < state.tick]
         for node in sorted(nodes, key=depth):  # equally deep ones in the order in which they were refused
             record = node.backup
-            if record.state is not DEVICE_VALID_HOST_NONE or not self._backups.fit(record):
+            if not self._backups.fit(record):
                 continue
             record.retries += 1
             state.counters.retries += 1

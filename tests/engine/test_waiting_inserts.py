@@ -373,6 +373,29 @@ def test_both_halves_of_a_refused_node_are_tried_again() -> None:
     rig.rest()
 
 
+def test_who_waited_for_a_node_that_was_divided_waits_for_neither_half_in_the_end() -> None:
+    """R17, R15: two requests wait for a node, which somebody else divides when its backup has rolled back; when both have gone, both halves
+    are backed up."""
+    rig = Rig()
+    (rid,) = together(rig, "abxy")
+    assert not rig.begin("one", "aq")
+    assert not rig.begin("two", "ar")
+    fail_backup(rig, rig.node("abcd").backup.key, 1)
+    rig.finish_all()
+    rig.hold(False)
+    rig.tick(2)
+    assert rig.insert(rid, chunked=True)
+    rig.abort("one")
+    rig.tick()
+    assert rig.states("ab", "abcd") == [N, N], "the other may still divide them"
+    rig.abort("two")
+    assert not rig.cache.state.waiting_for
+    rig.tick()
+    rig.settle()
+    assert rig.states("ab", "abcd") == [C, C]
+    rig.rest()
+
+
 @pytest.mark.parametrize("ends", [False, True])
 def test_a_chunk_that_was_reserved_must_be_inserted_whole(*, ends: bool) -> None:
     """R12: an insert that ends before a reservation of its request does is the caller's mistake: one clear line, nothing changed, and

@@ -224,6 +224,24 @@ def test_an_awaited_node_is_not_reserved_again_before_the_wait_is_over() -> None
     rig.rest()
 
 
+def test_an_awaited_node_keeps_no_other_from_being_tried() -> None:
+    """R17, R15: a round of retries passes over a node that somebody waits to split, and goes on to who was refused after it."""
+    rig = Rig(cp_size=1, host_slots=8)
+    rig.hold()
+    for rid, text in {"first": "abcd", "small": "mn", "large": "pqrs"}.items():
+        rig.serve(rid, text)
+    assert not rig.begin("splits", "abxy")
+    for text in ("abcd", "mn"):
+        assert rig.states("mn", "pqrs") == [N if text == "abcd" else L, N]
+        fail_backup(rig, rig.node(text).backup.key, 0)
+        rig.tick(2)
+    assert rig.states("abcd", "mn", "pqrs") == [N, N, L]
+    rig.finish_all()
+    rig.settle()
+    end_wait_for(rig, "splits")
+    rig.rest()
+
+
 def test_an_aborted_wait_frees_the_node_for_its_retry() -> None:
     """R17, R15: a request that gives its wait up leaves no waiter behind, and the node that rolled back is tried again, undivided."""
     rig = Rig()

@@ -177,4 +177,6 @@ EQUIVALENT: dict[str, str] = {
     ),
     "cphicache/engine/steps.py::Steps._counted_step::self.taken += 1::1 -> 2": "counts are only compared with each other",
     "cphicache/engine/steps.py::Steps._step_each::self.taken += len(records)::left out": NOTHING_ASKED,
+    "cphicache/engine/waiting.py::Waiting.retry::nodes = [record.node for record in due if record.node is not None and record.tried_tick < "
+    "state.tick]::without record.node is not None": "only what has a node is to be tried again; mypy has to be told",
 }
