@@ -121,6 +121,27 @@ EQUIVALENT: dict[str, str] = {
     "cphicache/engine/loadback.py::LoadBacks._is_below::return False::False -> True": (
         "it is asked of load-backs that have not failed, below one that has"
     ),
+    "cphicache/engine/inserts.py::Inserts.insert::pages = [page for node in path for page in node.pages or ()][: key.pages]::without ()": (
+        "all of the path is on the device then; mypy has to be told"
+    ),
+    "cphicache/engine/inserts.py::Inserts._add_nodes::continue  # lost with the one before it; it may still drain under its id, so its KV "
+    "gets a node with another::continue -> break": "what was reserved behind a lost one is lost with it",
+    "cphicache/engine/records.py::Backup.__init__::self.key = OpKey(node_id, 0)::left out": BEFORE_READ,
+    "cphicache/engine/records.py::Load::number: int = -1::without -": BEFORE_READ,
+    "cphicache/engine/records.py::Load::number: int = -1::1 -> 2": BEFORE_READ,
+    "cphicache/engine/records.py::Backup.__init__::self.start_page = 0::0 -> 1": BEFORE_READ,
+    "cphicache/engine/records.py::Backup.__init__::self.refused_epoch = -1::without -": BEFORE_READ,
+    "cphicache/engine/state.py::CacheState.__init__::self.clock = 0::0 -> 1": TIMES,
+    "cphicache/engine/steps.py::Steps._counted_step::if stale is None and record.state is before and trigger is not RESERVE_RETRY:::"
+    "without trigger is not RESERVE_RETRY": NEVER_SHORT,
+    "cphicache/engine/records.py::Request::priority: int = 0::0 -> 1": "every request is made with one",
+    "cphicache/engine/requests.py::Requests._whole::if request.whole_pages is None or key.pages <= request.whole_pages:::<= -> <": (
+        "a key of that length is cut to itself"
+    ),
+    "cphicache/engine/steps.py::Steps._counted_step::self.taken += 1::1 -> 2": "counts are only compared with each other",
+    "cphicache/engine/steps.py::Steps._step_each::self.taken += len(records)::left out": NOTHING_ASKED,
+    "cphicache/engine/waiting.py::Waiting.retry::nodes = [record.node for record in due if record.node is not None and record.tried_tick < "
+    "state.tick]::without record.node is not None": "only what has a node is to be tried again; mypy has to be told",
     "cphicache/engine/inserts.py::Inserts._add_nodes::self._add(chain, op.start_page, self._state.new_node_id())::left out": (
         "a reservation begins where the one before it, or what is in the tree, ends"
     ),
@@ -158,25 +179,4 @@ EQUIVALENT: dict[str, str] = {
     "cphicache/tree/keys.py::RadixKey.common_pages::limit = min(self.pages - start_page, other.pages - other_start_page)::- -> +": (
         "where this key ends first, the search finds its end"
     ),
-    "cphicache/engine/inserts.py::Inserts.insert::pages = [page for node in path for page in node.pages or ()][: key.pages]::without ()": (
-        "all of the path is on the device then; mypy has to be told"
-    ),
-    "cphicache/engine/inserts.py::Inserts._add_nodes::continue  # lost with the one before it; it may still drain under its id, so its KV "
-    "gets a node with another::continue -> break": "what was reserved behind a lost one is lost with it",
-    "cphicache/engine/records.py::Backup.__init__::self.key = OpKey(node_id, 0)::left out": BEFORE_READ,
-    "cphicache/engine/records.py::Load::number: int = -1::without -": BEFORE_READ,
-    "cphicache/engine/records.py::Load::number: int = -1::1 -> 2": BEFORE_READ,
-    "cphicache/engine/records.py::Backup.__init__::self.start_page = 0::0 -> 1": BEFORE_READ,
-    "cphicache/engine/records.py::Backup.__init__::self.refused_epoch = -1::without -": BEFORE_READ,
-    "cphicache/engine/state.py::CacheState.__init__::self.clock = 0::0 -> 1": TIMES,
-    "cphicache/engine/steps.py::Steps._counted_step::if stale is None and record.state is before and trigger is not RESERVE_RETRY:::"
-    "without trigger is not RESERVE_RETRY": NEVER_SHORT,
-    "cphicache/engine/records.py::Request::priority: int = 0::0 -> 1": "every request is made with one",
-    "cphicache/engine/requests.py::Requests._whole::if request.whole_pages is None or key.pages <= request.whole_pages:::<= -> <": (
-        "a key of that length is cut to itself"
-    ),
-    "cphicache/engine/steps.py::Steps._counted_step::self.taken += 1::1 -> 2": "counts are only compared with each other",
-    "cphicache/engine/steps.py::Steps._step_each::self.taken += len(records)::left out": NOTHING_ASKED,
-    "cphicache/engine/waiting.py::Waiting.retry::nodes = [record.node for record in due if record.node is not None and record.tried_tick < "
-    "state.tick]::without record.node is not None": "only what has a node is to be tried again; mypy has to be told",
 }
