@@ -391,7 +391,8 @@ class CpHiRadixCache:
 
     def is_declined(self, rid: str, key: RadixKey) -> bool:
         """Whether an insert of ``key`` would be declined now. Changes nothing: whoever was declined asks before trying again."""
-        return self._inserts.is_declined(self._running(rid), key)
+        self._running(rid)
+        return self._inserts.is_declined(key)
 
     def confirm_loads(self, rid: str) -> bool:
         """Whether what the request has read of load-backs is right, if it is about to end before that is agreed (R25).

@@ -37,11 +37,10 @@ class Declined(NamedTuple):
 
 
 class Inserted(NamedTuple):
-    """``row``: the tree's pages for the whole key. ``node``: where it ends (an opaque handle). ``new_pages``: pages new to the tree."""
+    """``row``: the tree's pages for the whole key. ``node``: where it ends (an opaque handle)."""
 
     row: list[LogicalPage]
     node: Node[Backup]
-    new_pages: int
 
 
 @dataclass(slots=True)
@@ -73,7 +72,7 @@ class Inserts:
         """
         state = self._state
         walk = state.tree.walk(key)
-        declined = _why_declined(request, key, walk)
+        declined = _why_declined(key, walk)
         if declined is not None:
             return declined
         now = state.now()
@@ -93,11 +92,11 @@ class Inserts:
         if not chunked:
             self._hit(request, path, key.pages)
         pages = [page for node in path for page in node.pages or ()][: key.pages]
-        return Inserted(pages, path[-1] if path else state.tree.root, key.pages - walk.matched_pages)
+        return Inserted(pages, path[-1] if path else state.tree.root)
 
-    def is_declined(self, request: Request, key: RadixKey) -> bool:
+    def is_declined(self, key: RadixKey) -> bool:
         """Whether :meth:`insert` would be declined now."""
-        return _why_declined(request, key, self._state.tree.walk(key)) is not None
+        return _why_declined(key, self._state.tree.walk(key)) is not None
 
     def _take_over(self, request: Request, path: list[Node[Backup]], row: Sequence[LogicalPage], matched: int) -> None:
         """What the tree has already: host-only nodes adopt the request's pages, the other duplicates are freed."""
@@ -189,8 +188,7 @@ class Inserts:
         return config.policy is WritePolicy.WRITE_THROUGH or record.hits >= config.selective_hits
 
 
-def _why_declined(request: Request, key: RadixKey, walk: Walk[Backup]) -> Declined | None:
+def _why_declined(key: RadixKey, walk: Walk[Backup]) -> Declined | None:
+    """A load-back that the request itself reads is on its path, too, and stays there until the request has gone if it has failed."""
     blocker, load = blocks_split(walk, key), loading_on(walk)
-    if blocker is None and load is None and not request.loads and not request.poisoned:
-        return None
-    return Declined(blocker, load if load is not None else min(request.loads, default=None))
+    return None if blocker is None and load is None else Declined(blocker, load)

@@ -208,7 +208,7 @@ class LoadBacks:
             return False
         top = {node.id for node in self._nodes(load)}
         node: Node[Backup] | None = other.last
-        while node is not None and not node.is_root:
+        while node is not None:
             if node.id in top:
                 return True
             node = node.parent
@@ -221,7 +221,7 @@ class LoadBacks:
         """Load-backs that whoever reads the prefix ending in ``node`` depends on."""
         loads: set[int] = set()
         at: Node[Backup] | None = node
-        while at is not None and not at.is_root:
+        while at is not None:
             if at.loading is not None:
                 loads.add(at.loading)
             at = at.parent

@@ -15,7 +15,7 @@ def match(state: CacheState, key: RadixKey) -> Match:
 
 
 def match_of(state: CacheState, walk: Walk[Backup]) -> Match:
-    """What a walk (whole, or cut) offers. It stops at the first gap: a node whose load-back has failed, or that is nowhere."""
+    """What a walk (whole, or cut) offers. It stops at the first gap: a node whose load-back has failed."""
     device_end = host_tail = host_pages = 0
     device_node = last_host_node = state.tree.root
     host_nodes: list[Node[Backup]] = []
@@ -23,16 +23,14 @@ def match_of(state: CacheState, walk: Walk[Backup]) -> Match:
     for index, node in enumerate(walk.path):
         matched = walk.partial_pages if index == last and walk.partial_pages else node.length_pages
         if node.pages is not None:
-            if host_nodes or (node.loading is not None and state.loads[node.loading].state is not LoadState.QUEUED):
+            if node.loading is not None and state.loads[node.loading].state is not LoadState.QUEUED:
                 break
             device_end += matched
             device_node = node
-        elif node.backup.state is COMMITTED and node.loading is None:
+        else:
             host_nodes.append(node)
             host_tail = matched
             host_pages += matched
-        else:
-            break
         if node.backup.state is COMMITTED:
             last_host_node = node
     tokens = host_pages * state.config.page_size
@@ -47,7 +45,7 @@ def cut_before_last(walk: Walk[Backup], root: Node[Backup]) -> Walk[Backup]:
     matched = walk.matched_pages - walk.partial_pages
     device_pages = walk.device_pages[:matched]
     on_device = [node for node in path if node.pages is not None]
-    return Walk(path, 0, matched, device_pages, on_device[-1] if on_device and len(device_pages) else root)
+    return Walk(path, 0, matched, device_pages, on_device[-1] if on_device else root)
 
 
 def blocks_split(walk: Walk[Backup], key: RadixKey) -> Node[Backup] | None:

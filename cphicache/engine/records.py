@@ -126,7 +126,7 @@ class Load:
     """Loaded below a load-back that failed: its bytes are right, but what they hang on is not."""
     failed_here: bool = False
     done_here: bool = False
-    queued_tick: int = 0
+    queued_tick: int = field(kw_only=True)
     readers: set[str] = field(default_factory=set)
 
 

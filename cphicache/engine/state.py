@@ -90,7 +90,7 @@ class CacheState:
         return self.clock
 
     def is_retry_due(self) -> bool:
-        """Whether a round of retries would look at any node: slots were freed since it was refused, and no round was made since then.
+        """Whether a round of retries would look at any node: slots were freed since it was refused, and no whole round was made since.
 
         What is not due becomes so only when slots are freed, or when a round is asked for anew; so what went before does not matter.
         """

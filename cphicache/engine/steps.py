@@ -42,7 +42,6 @@ class Steps:
         self._log = log
         self._ledger = state.ledger
         self._follow: deque[tuple[Backup, Trigger]] = deque()
-        self._depth = 0
         self._refusal: Refusal | None = None
 
     def work_through(self, port: LifecyclePort[Backup]) -> None:
@@ -50,16 +49,11 @@ class Steps:
         self._machine: LifecycleMachine[Backup] = LifecycleMachine(port)
 
     def fire(self, record: Backup, trigger: Trigger, given: Input = NO_INPUT) -> None:
-        """Take a step and all steps that follow from it."""
+        """Take a step and all steps that follow from it. Inside a step only host copies are evicted, from which nothing follows."""
         self._step(record, trigger, given)
-        if self._follow and not self._depth:
-            self._depth += 1
-            try:
-                while self._follow:
-                    follower, following = self._follow.popleft()
-                    self._step(follower, following, NO_INPUT)
-            finally:
-                self._depth -= 1
+        while self._follow:
+            follower, following = self._follow.popleft()
+            self._step(follower, following, NO_INPUT)
 
     def layers_stored(self, records: Iterable[Backup], given: Input) -> None:
         """Take this step with each pending one of these records, in order. Nothing follows from it."""
@@ -81,11 +75,7 @@ class Steps:
 
     def _step_each(self, records: Sequence[Backup], trigger: Trigger, given: Input) -> None:
         """Take the same step with each of these in one call: without a log, for steps from which nothing follows but a stale name."""
-        self._depth += 1
-        try:
-            stale_names = self._machine.fire_each(records, trigger, given)
-        finally:
-            self._depth -= 1
+        stale_names = self._machine.fire_each(records, trigger, given)
         self.taken += len(records)
         if stale_names:
             self._state.counters.stale.update(stale_names)
@@ -98,11 +88,7 @@ class Steps:
 
     def _counted_step(self, record: Backup, trigger: Trigger, given: Input) -> str | None:
         before = record.state
-        self._depth += 1
-        try:
-            stale = self._machine.fire(record, trigger, given)
-        finally:
-            self._depth -= 1
+        stale = self._machine.fire(record, trigger, given)
         self.taken += 1
         if stale is None and record.state is before and trigger is not RESERVE_RETRY:
             return None  # the usual step, a layer's, changes no counter
@@ -119,7 +105,7 @@ class Steps:
         return stale
 
     def _logged_step(self, record: Backup, trigger: Trigger, given: Input, log: EventLog) -> None:
-        before, generation, number = record.state, record.generation, record.number
+        before, number = record.state, record.number
         locks = 0 if record.node is None else record.node.lock_ref
         stale = self._counted_step(record, trigger, given)
         node = record.node
@@ -128,7 +114,7 @@ class Steps:
                 log.now(),
                 self._state.tick,
                 record.node_id,
-                record.generation or generation,
+                record.generation,
                 trigger,
                 before,
                 record.state,
@@ -155,10 +141,10 @@ class Steps:
             return (("request", given.who),)
         parent = record.parent if record.node is None else None if record.node.parent is None else record.node.parent.backup
         details: Extra = (("parent", 0 if parent is None else parent.node_id),)
-        if trigger is SPLIT and isinstance(given.target, Backup):
+        if isinstance(given.target, Backup):  # a split's head
             return *details, ("head", given.target.node_id), ("head_slots", sum(given.target.need))
         if trigger in (RESERVE, RESERVE_RETRY):
-            if record.request and not record.bound:
+            if not record.bound:
                 details = (*details, ("request", record.request))
             refusal, self._refusal = self._refusal, None
             if refusal is not None:

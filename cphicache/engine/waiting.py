@@ -7,7 +7,7 @@ from cphicache.engine.records import Backup, Pin, Refusal, Waiter
 from cphicache.engine.state import CacheState
 from cphicache.events import EventLog
 from cphicache.lifecycle import Input
-from cphicache.lifecycle.names import DEVICE_VALID_HOST_NONE, SPLIT_WANTED
+from cphicache.lifecycle.names import SPLIT_WANTED
 from cphicache.tree import Node
 from cphicache.tree.node import depth
 
@@ -73,18 +73,19 @@ class Waiting:
         if not state.retries or state.retried_epoch == state.ledger.freed_epoch:
             return
         epoch = state.ledger.freed_epoch
-        due = [record for record in state.retries.values() if record.refused_epoch < epoch and record.tried_tick < state.tick]
-        nodes = [record.node for record in due if record.node is not None and record.node.pages is not None]
+        due = [record for record in state.retries.values() if record.refused_epoch < epoch]
+        nodes = [record.node for record in due if record.node is not None and record.tried_tick < state.tick]
         for node in sorted(nodes, key=depth):  # equally deep ones in the order in which they were refused
             record = node.backup
-            if record.state is not DEVICE_VALID_HOST_NONE or not self._backups.fit(record):
+            if not self._backups.fit(record):
                 continue
             record.retries += 1
             state.counters.retries += 1
             del state.retries[record.node_id]
             if not self._backups.reserve_stored(record, "retry", retry=True):
                 break
-        state.retried_epoch = epoch
+        if len(nodes) == len(due):  # else one that was refused in this tick, before slots came free, has its turn in the next
+            state.retried_epoch = epoch
 
     def pin(self, nodes: list[Node[Backup]], ticks: int) -> int:
         """Keep the host copies of a chain of committed nodes from eviction for so many ticks; returns the tokens pinned."""

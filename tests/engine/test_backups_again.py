@@ -37,6 +37,81 @@ def test_a_committed_node_may_be_tried_as_often_as_a_new_one() -> None:
     rig.rest()
 
 
+def test_the_first_slots_that_ever_come_free_are_tried_for_in_the_next_tick() -> None:
+    """R15: a node that was refused is tried again when slots came free since, also when they are the first, and no tick came between."""
+    rig = Rig(cp_size=1, host_slots=4)
+    assert rig.begin("full", "ab")
+    assert rig.chunk("full")
+    assert rig.begin("waits", "xy")
+    rig.grow("waits")
+    assert rig.insert("waits")
+    assert rig.state("xy") is N
+    rig.abort("full")
+    rig.tick()
+    assert (rig.state("xy"), rig.cache.counters.retries) == (L, 1)
+    rig.settle()
+    rig.rest()
+
+
+def test_a_round_of_retries_ends_with_the_first_that_finds_no_room() -> None:
+    """R15: who stands behind a node that is refused once more is tried when further slots come free, not before, and comes first then."""
+    rig = Rig(cp_size=1, host_slots=8)
+    for rid, text in {"one": "ab", "two": "cd"}.items():
+        assert rig.begin(rid, text)
+        assert rig.chunk(rid)
+    for rid, text in {"large": "mnop", "small": "x"}.items():
+        assert rig.begin(rid, text)
+        rig.grow(rid)
+        assert rig.insert(rid)
+    rig.abort("two")
+    rig.tick(2)
+    assert (rig.states("mnop", "x"), rig.cache.counters.retries, rig.free_slots()) == ([N, N], 1, [4])
+    rig.abort("one")
+    rig.tick()
+    assert (rig.states("mnop", "x"), rig.cache.counters.retries, rig.free_slots()) == ([N, L], 3, [6])
+    rig.settle()
+    rig.rest()
+
+
+def test_a_node_is_tried_once_a_tick() -> None:
+    """R15, R17: what a parked insert has hit, and was refused, is not tried again in that tick, though the end of another one has made room
+    for it since, but in the next."""
+    rig = Rig(cp_size=1, host_slots=24, max_deferral_ticks=2)
+    rig.hold()
+    for rid, text in {"one": "abcd", "two": "mnop", "inserted": "abxy", "dropped": "mnqr"}.items():
+        assert rig.begin(rid, text)
+    for rid in ("one", "two"):
+        assert rig.chunk(rid)
+    rig.forward()
+    rig.grow("inserted")
+    assert rig.chunk("dropped")
+    assert [rig.finish(rid) for rid in ("one", "two", "inserted", "dropped")] == [True, True, False, False]
+    rig.finish_copies(rig.node("abcd").backup.key)
+    rig.tick()
+    report = rig.tick()
+    assert (report.inserted, report.dropped) == (["inserted"], ["dropped"])
+    assert (rig.state("abxy"), rig.free_slots(), rig.cache.counters.retries) == (N, [8], 0)
+    rig.tick()
+    assert (rig.state("abxy"), rig.cache.counters.retries) == (L, 1)
+    rig.finish_all()
+    rig.settle()
+    rig.rest()
+
+
+def test_the_log_names_the_request_of_an_extent_and_of_no_node() -> None:
+    """R36: a reservation before a forward is told with its request; when the node that it became is backed up again, nobody is named."""
+    rig = Rig()
+    rig.hold()
+    rig.serve("r", "ab")
+    fail_backup(rig, rig.node("ab").backup.key, 0)
+    rig.tick(2)
+    rig.serve("hits", "ab")
+    told = [(event["reason"], event.get("request")) for event in rig.events("step", trigger="reserve", node=rig.node("ab").id)]
+    assert told == [("before_forward", "r"), ("hit", None)]
+    rig.finish_all()
+    rig.rest()
+
+
 def test_only_what_is_beyond_a_partly_matched_node_is_reserved() -> None:
     """R12, R24: behind whole nodes and a last one that is matched in part, a reservation begins at the first page that is nowhere."""
     rig = Rig()

@@ -392,6 +392,33 @@ def test_a_reservation_that_was_lost_is_no_duplicate() -> None:
     rig.rest()
 
 
+def test_what_was_reserved_after_a_lost_extent_may_be_a_duplicate_all_the_same() -> None:
+    """R12, R15: the first chunk's backup has failed, but the second chunk was reserved behind KV that others have brought meanwhile. It
+    does not fall with the first, and when that KV is in the tree as well, it is given up as the duplicate that it is."""
+    rig = Rig()
+    rig.hold()
+    assert rig.begin("r", "abcdef")
+    rig.chunk("r", 4)
+    rig.forward()
+    lost = rig.op("r")
+    fail_backup(rig, lost.key, 0)
+    rig.tick(2)
+    rig.hold(False)
+    rig.serve("other", "abcd")
+    rig.settle()
+    assert rig.chunk("r")
+    rig.forward()
+    assert (lost.state, extent(rig, "r")) == (N, (4, 6))
+    rig.serve("another", "abcdef")
+    assert rig.insert("r") == [page for text in ("abcd", "abcdef") for page in rig.node(text).pages or ()]
+    counters = rig.cache.counters
+    assert (counters.duplicate_binds, counters.rolled_back) == (1, {"agreed_failed": 1, "bind_duplicate_whole": 1})
+    rig.finish("r")
+    rig.settle()
+    assert rig.states("abcd", "abcdef") == [C, C]
+    rig.rest()
+
+
 def test_a_bound_extent_is_its_parents_child_and_nothing_else() -> None:
     """R12, R15: once it has a node, an extent is found by the tree alone, so that it loses its parent once."""
     rig = Rig(max_retries=0)

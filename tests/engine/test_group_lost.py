@@ -172,6 +172,17 @@ def test_a_second_quarantine_changes_nothing() -> None:
     rig.rest()
 
 
+def test_only_what_is_on_the_host_is_refused_for_the_quarantine() -> None:
+    """R22, R25: a load-back of what has a host copy is refused as quarantined, and logged; where there is none there is nothing to load, as
+    ever."""
+    rig = Rig()
+    to_host(rig, "ab")
+    rig.each(lambda side: side.cache.quarantine("over"))
+    assert [ask_load(rig, text, text).refused for text in ("ab", "xy")] == [Refusal.QUARANTINED, Refusal.NOTHING_TO_LOAD]
+    assert [(event["request"], event["reason"]) for event in rig.events("load_back_refused")] == [("ab", "quarantined")]
+    rig.rest()
+
+
 def test_a_rollback_that_drains_ends_with_it() -> None:
     """R14, R22: a backup that was rolled back before, and has copies in flight, is drained here and gives its slots back in that call."""
     rig = Rig()

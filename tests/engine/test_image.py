@@ -421,7 +421,7 @@ DECIDES: dict[str, Change] = {
     "CacheState.numbered": lambda state: state.numbered.pop(22),
     "CacheState.outstanding": put_state("outstanding", True),
     "CacheState.pending": lambda state: state.pending.pop(heir(state).node_id),
-    "CacheState.loads": lambda state: state.loads.update({2: Load(2, state.tree.root, 1, 2)}),
+    "CacheState.loads": lambda state: state.loads.update({2: Load(2, state.tree.root, 1, 2, queued_tick=0)}),
     "CacheState.undoing": lambda state: state.undoing.append(1),
     "CacheState.requests": lambda state: state.requests.update(q=Request("q", state.tree.root, 0, 0)),
     "CacheState.batches": lambda state: state.batches.update({4: Batch(4)}),

@@ -157,21 +157,23 @@ def test_several_readers_are_all_poisoned_and_others_are_not() -> None:
     rig.rest()
 
 
-def test_a_parked_reader_is_dropped() -> None:
-    """R25, R17: a finished request that read a failed load is dropped with the reason in the tick in which that is agreed; its pages
-    are free and nothing of it is inserted."""
+def test_parked_readers_are_dropped() -> None:
+    """R25, R17: finished requests that read a failed load are all dropped with the reason in the tick in which that is agreed; their pages
+    are free and nothing of them is inserted."""
     rig = Rig()
     to_host(rig, "abcd")
     begin_load(rig)
+    assert rig.begin("too", "abcdy")
+    rig.chunk("too")
     rig.forward()
-    op = rig.op("reads")
-    assert not rig.finish("reads")
+    ops = [rig.op("reads"), rig.op("too")]
+    assert [rig.finish("reads"), rig.finish("too")] == [False, False]
     fail_load(rig, 1, 1)
     rig.tick()
     report = rig.tick()
-    assert (report.dropped, report.poisoned) == (["reads"], [])
-    assert [e["reason"] for e in rig.events("parked_dropped")] == ["load_failed"]
-    assert op.state is B
+    assert (report.dropped, report.poisoned) == (["reads", "too"], [])
+    assert [e["reason"] for e in rig.events("parked_dropped")] == ["load_failed"] * 2
+    assert [op.state for op in ops] == [B, B]
     rig.finish_all()
     rig.settle()
     assert not rig.has("abcdx")

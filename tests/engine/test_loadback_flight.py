@@ -167,6 +167,7 @@ def test_an_insert_past_a_loading_node_waits_for_the_acknowledgement() -> None:
     assert not rig.cache.state.waiters
     assert [(e["load"], e["reason"]) for e in rig.events("insert_declined")] == [(1, "load_in_flight")] * 2
     assert rig.tick(3).inserted == []
+    assert len(rig.events("insert", request="ends")) == 1, "nor is it tried"
     for side in rig.sides:
         if 1 in side.transfer.in_flight():
             side.transfer.finish(1)

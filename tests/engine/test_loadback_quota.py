@@ -67,11 +67,13 @@ def quota_rig() -> Rig:
 @pytest.mark.parametrize(("real", "loads"), [(6, True), (8, False), (12, False)])
 def test_the_quota_counts_what_pinning_the_ancestor_takes_away(real: int, loads: bool) -> None:
     """R25, R26: available are 16 tokens, 4 of them in the ancestor. Real input 6: quota 8, delta -4, a hit of 4 loads. Real input 8:
-    quota 6 would do, but 2 are left when the ancestor is pinned. Real input 12: quota 2."""
+    quota 6 would do, but 2 are left when the ancestor is pinned. Real input 12: quota 2. A refusal is logged with its reason."""
     rig = quota_rig()
     assert load_back_quota(16, real + 4, 4, 2) == 14 - real
     answer = ask_load(rig, "asks", "abcd", real)
     assert answer.refused is (None if loads else Refusal.OVER_QUOTA)
+    told = [(event["request"], event["reason"], event["node"], event["tokens"]) for event in rig.events("load_back_refused")]
+    assert told == ([] if loads else [("asks", "over_quota", rig.node("abcd").id, 4)])
     assert len(answer.pages) == (2 if loads else 0)
     assert rig.node("ab").lock_ref == (1 if loads else 0), "the load-back's lock, or none"
     rig.start_loads()

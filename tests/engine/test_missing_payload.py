@@ -88,6 +88,21 @@ def test_the_earliest_page_without_counts(first_without: int) -> None:
     rig.rest()
 
 
+def test_an_insert_that_ends_before_what_lacks_a_payload_is_made_as_it_is() -> None:
+    """R5: what is inserted of a request is whole as long as it ends before the first page without a payload."""
+    rig = Rig()
+    assert rig.begin("r", "abcdef")
+    rig.each(lambda side: side.cache.stores("r", rig.batch, 8))
+    without_draft(rig, "r")
+    for pages in (2, 4):
+        rig.grow("r", 2 * pages)
+        assert rig.insert("r", chunked=True) == rig.row("r")
+    rig.grow("r")
+    assert rig.insert("r") == rig.row("r")[:4]
+    assert (rig.has("abcd"), rig.has("abcde")) == (True, False)
+    rig.rest()
+
+
 def test_the_part_that_is_the_trees_stays_its() -> None:
     """R5, R30: a forward that stores nothing beyond the prefix that the tree has, and lacks a payload, takes nothing out of the tree."""
     rig = Rig()

@@ -161,6 +161,25 @@ def test_parked_inserts_go_oldest_first() -> None:
     rig.rest()
 
 
+def test_a_parked_insert_that_waits_on_keeps_no_other() -> None:
+    """R17: the younger of two parked inserts is made as soon as its own wait is over, though the older one's is not."""
+    rig = Rig()
+    rig.hold()
+    for rid, text in {"one": "mnop", "two": "abcd", "older": "abxy", "younger": "mnxy"}.items():
+        assert rig.begin(rid, text)
+        rig.chunk(rid)
+    rig.forward()
+    assert [rig.finish(rid) for rid in ("one", "two", "older", "younger")] == [True, True, False, False]
+    rig.finish_copies(rig.node("mnop").backup.key)
+    rig.tick()
+    assert rig.tick().inserted == ["younger"]
+    assert list(rig.cache.state.parked) == ["older"]
+    rig.finish_all()
+    rig.settle()
+    assert rig.has("abxy")
+    rig.rest()
+
+
 def test_parked_then_deferred_then_retries() -> None:
     """R17: when a backup ends, parked inserts go first, then the deferred requests, and only then the node is tried again: neither
     half of what the parked insert has divided is reserved before the deferred request has divided it, too."""
@@ -349,6 +368,29 @@ def test_both_halves_of_a_refused_node_are_tried_again() -> None:
     rig.tick(2)
     retried = [e["node"] for e in rig.events("step", after="RESERVED", reason="retry")]
     assert retried[:2] == [rig.node("ab").id, rig.node("abcd").id]
+    rig.settle()
+    assert rig.states("ab", "abcd") == [C, C]
+    rig.rest()
+
+
+def test_who_waited_for_a_node_that_was_divided_waits_for_neither_half_in_the_end() -> None:
+    """R17, R15: two requests wait for a node, which somebody else divides when its backup has rolled back; when both have gone, both halves
+    are backed up."""
+    rig = Rig()
+    (rid,) = together(rig, "abxy")
+    assert not rig.begin("one", "aq")
+    assert not rig.begin("two", "ar")
+    fail_backup(rig, rig.node("abcd").backup.key, 1)
+    rig.finish_all()
+    rig.hold(False)
+    rig.tick(2)
+    assert rig.insert(rid, chunked=True)
+    rig.abort("one")
+    rig.tick()
+    assert rig.states("ab", "abcd") == [N, N], "the other may still divide them"
+    rig.abort("two")
+    assert not rig.cache.state.waiting_for
+    rig.tick()
     rig.settle()
     assert rig.states("ab", "abcd") == [C, C]
     rig.rest()

@@ -158,6 +158,8 @@ def test_commit_wakes_and_the_split_divides_the_metadata(cp_size: int) -> None:
     for side in rig.sides:
         assert side.transfer.called("split_node") == [(tail.id, head.id, 3)]
     assert rig.states("abc", "abcde") == [C, C]
+    (told,) = rig.events("step", trigger="split")
+    assert (told["node"], told["head"], told["head_slots"]) == (tail.id, head.id, 2 * 3)
     assert [a - b for a, b in zip(free, rig.free_slots(), strict=True)] == [
         2 * owners_of_own_extent.count(rank) for rank in range(cp_size)
     ]
@@ -222,6 +224,24 @@ def test_an_awaited_node_is_not_reserved_again_before_the_wait_is_over() -> None
     rig.rest()
 
 
+def test_an_awaited_node_keeps_no_other_from_being_tried() -> None:
+    """R17, R15: a round of retries passes over a node that somebody waits to split, and goes on to who was refused after it."""
+    rig = Rig(cp_size=1, host_slots=8)
+    rig.hold()
+    for rid, text in {"first": "abcd", "small": "mn", "large": "pqrs"}.items():
+        rig.serve(rid, text)
+    assert not rig.begin("splits", "abxy")
+    for text in ("abcd", "mn"):
+        assert rig.states("mn", "pqrs") == [N if text == "abcd" else L, N]
+        fail_backup(rig, rig.node(text).backup.key, 0)
+        rig.tick(2)
+    assert rig.states("abcd", "mn", "pqrs") == [N, N, L]
+    rig.finish_all()
+    rig.settle()
+    end_wait_for(rig, "splits")
+    rig.rest()
+
+
 def test_an_aborted_wait_frees_the_node_for_its_retry() -> None:
     """R17, R15: a request that gives its wait up leaves no waiter behind, and the node that rolled back is tried again, undivided."""
     rig = Rig()
@@ -264,6 +284,21 @@ def test_a_deferral_is_bounded(bound: int) -> None:
     rig.settle()
     assert rig.insert("splits") is not None
     assert rig.states("abc", "abcd", "abcx") == [C, C, C]
+    rig.rest()
+
+
+def test_idle_ticks_hardly_count_for_a_deferral() -> None:
+    """R17: of ticks in which nothing is computed, one in 64 counts for the bound on a deferral as well."""
+    rig = Rig(max_deferral_ticks=2)
+    in_flight(rig)
+    assert not rig.begin("splits", "abxy")
+    assert rig.cache.state.tick < 64
+    while rig.cache.is_waiting("splits"):
+        rig.each(lambda side: side.cache.begin_tick(idle=True))
+        assert rig.cache.state.tick <= 128
+    assert rig.cache.state.tick == 128, "the second tick that counts"
+    assert rig.begin("splits", "abxy")
+    assert rig.cache.counters.deferrals_expired == 1
     rig.rest()
 
 

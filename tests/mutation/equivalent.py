@@ -8,15 +8,14 @@ TO_THE_ROOT = "every chain of parents ends in the root; mypy has to be told"
 PARENTED = "what is below the root has a parent; mypy has to be told"
 BEFORE_READ = "it is set anew before anybody reads it"
 BELOW_EPOCHS = "epochs are 0 or more, and only whether it is older than one is asked"
+TIMES = "times are only compared with each other"
 PAST = "ticks are 0 or more, and only whether it is one of the past is asked"
 FAR_PAST = "far enough in the past, too"
 COUNTED = "each step counts, so that a plan of the same count is of the same record"
+NOTHING_ASKED = "a step of a layer asks for no victims and changes none; the step that asks counts itself"
 IN_COMMON = "a first part that all of them have in common tells none apart"
 ROOT_ALONE = "it is given, or set at once, for all but the root, which is never evicted"
 TURNED_ROUND = "forms are only compared with each other, and the answer is turned round in all of them"
-ON_HOST_ONLY = (
-    "a node without device pages is committed, and none of it is being loaded: the outside checker looks at that after each call"
-)
 NEVER_SHORT = "victims are planned only where they suffice, and nothing comes between: no second reservation is refused"
 
 EQUIVALENT: dict[str, str] = {
@@ -45,8 +44,6 @@ EQUIVALENT: dict[str, str] = {
     ),
     "cphicache/engine/host_eviction.py::HostEviction.file::if self._state.config.reclaim_device_valid and not node.is_root:::without not "
     "node.is_root": "the root has no host copy, and is passed over for that",
-    "cphicache/engine/waiting.py::Waiting.retry::nodes = [record.node for record in due if record.node is not None and record.node.pages "
-    "is not None]::without record.node is not None": "only what has a node is to be tried again; mypy has to be told",
     "cphicache/engine/loadback.py::LoadBacks._nodes::while left > 0 and node.parent is not None:::without node.parent is not None": (
         "the pages of a load-back are those of nodes below the root; mypy has to be told"
     ),
@@ -55,9 +52,6 @@ EQUIVALENT: dict[str, str] = {
     "cphicache/engine/host_eviction.py::HostEviction._reclaims::free = not node.host_ref and node.loading is None::without "
     "node.loading is None": "what is being loaded is held on the host, too",
     "cphicache/engine/canonical.py::_Canonical.form::state.quarantined is not None,::is not -> is": TURNED_ROUND,
-    "cphicache/engine/steps.py::Steps._details::if trigger is SPLIT and isinstance(given.target, Backup):::and -> or": (
-        "only a split names the record of a head"
-    ),
     "cphicache/tree/keys.py::RadixKey.child_key::return (self.extra_key, page) if at_root and self.extra_key is not None else page::"
     "without self.extra_key is not None": IN_COMMON,
     "cphicache/tree/keys.py::RadixKey.common_pages::if limit <= 0 or not self.is_same_kind(other):::<= -> <": (
@@ -95,14 +89,9 @@ EQUIVALENT: dict[str, str] = {
     "cphicache/engine/records.py::Backup.__init__::self.stored_tick = -1::without -": BEFORE_READ,
     "cphicache/engine/records.py::Backup.__init__::self.stored_tick = -1::1 -> 2": BEFORE_READ,
     "cphicache/engine/records.py::Backup.__init__::self.key = OpKey(node_id, 0)::0 -> 1": BEFORE_READ,
-    "cphicache/engine/loadback.py::LoadBacks.readers_of::while at is not None and not at.is_root:::without at is not None": TO_THE_ROOT,
-    "cphicache/engine/loadback.py::LoadBacks._is_below::while node is not None and not node.is_root:::without "
-    "node is not None": TO_THE_ROOT,
     "cphicache/engine/requests.py::Requests.touch::while at is not None and not at.is_root:::without at is not None": TO_THE_ROOT,
     "cphicache/engine/eviction.py::DeviceEviction._write_back::while at is not None and not at.is_root and at.backup.state is "
     "DEVICE_VALID_HOST_NONE:::without at is not None": TO_THE_ROOT,
-    "cphicache/engine/steps.py::Steps._details::if trigger is SPLIT and isinstance(given.target, Backup):::without "
-    "isinstance(given.target, Backup)": "a split always names the record of its head; mypy has to be told",
     "cphicache/engine/steps.py::Steps._counted_step::counters.eviction_retries_failed += 1::left out": NEVER_SHORT,
     "cphicache/engine/steps.py::Steps._counted_step::counters.eviction_retries_failed += 1::+= -> -=": NEVER_SHORT,
     "cphicache/engine/steps.py::Steps._counted_step::counters.eviction_retries_failed += 1::1 -> 2": NEVER_SHORT,
@@ -117,28 +106,35 @@ EQUIVALENT: dict[str, str] = {
         "at the end, and when another child of it goes, it is added once more, which changes nothing"
     ),
     "cphicache/engine/inserts.py::Inserts.insert::if node.priority < request.priority:::< -> <=": "the priority that it has is set again",
-    "cphicache/engine/loadback.py::LoadBacks.readers_of::while at is not None and not at.is_root:::without not at.is_root": (
-        "the root is never loaded back"
-    ),
     "cphicache/engine/requests.py::Requests.touch::while at is not None and not at.is_root:::without not at.is_root": (
         "the root is never evicted, so that nobody asks when it was used"
     ),
-    "cphicache/engine/state.py::CacheState.now::self.clock += 1::1 -> 2": "times are only compared with each other",
+    "cphicache/engine/state.py::CacheState.now::self.clock += 1::1 -> 2": TIMES,
     "cphicache/engine/steps.py::Steps.__init__::self.taken = 0::0 -> 1": "counts are only compared with each other",
-    "cphicache/engine/steps.py::Steps._details::if record.request and not record.bound:::without record.request": (
-        "what is not bound is a request's"
-    ),
-    "cphicache/engine/steps.py::Steps._details::if trigger is SPLIT and isinstance(given.target, Backup):::without trigger is SPLIT": (
-        "only a split names the record of a head"
-    ),
-    "cphicache/engine/matching.py::match_of::elif node.backup.state is COMMITTED and node.loading is None:::and -> or": ON_HOST_ONLY,
-    "cphicache/engine/matching.py::match_of::elif node.backup.state is COMMITTED and node.loading is None:::without "
-    "node.backup.state is COMMITTED": ON_HOST_ONLY,
-    "cphicache/engine/matching.py::match_of::elif node.backup.state is COMMITTED and node.loading is None:::without "
-    "node.loading is None": ON_HOST_ONLY,
     "cphicache/engine/loadback.py::LoadBacks._is_below::return False::False -> True": (
         "it is asked of load-backs that have not failed, below one that has"
     ),
+    "cphicache/engine/inserts.py::Inserts.insert::pages = [page for node in path for page in node.pages or ()][: key.pages]::without ()": (
+        "all of the path is on the device then; mypy has to be told"
+    ),
+    "cphicache/engine/inserts.py::Inserts._add_nodes::continue  # lost with the one before it; it may still drain under its id, so its KV "
+    "gets a node with another::continue -> break": "what was reserved behind a lost one is lost with it",
+    "cphicache/engine/records.py::Backup.__init__::self.key = OpKey(node_id, 0)::left out": BEFORE_READ,
+    "cphicache/engine/records.py::Load::number: int = -1::without -": BEFORE_READ,
+    "cphicache/engine/records.py::Load::number: int = -1::1 -> 2": BEFORE_READ,
+    "cphicache/engine/records.py::Backup.__init__::self.start_page = 0::0 -> 1": BEFORE_READ,
+    "cphicache/engine/records.py::Backup.__init__::self.refused_epoch = -1::without -": BEFORE_READ,
+    "cphicache/engine/state.py::CacheState.__init__::self.clock = 0::0 -> 1": TIMES,
+    "cphicache/engine/steps.py::Steps._counted_step::if stale is None and record.state is before and trigger is not RESERVE_RETRY:::"
+    "without trigger is not RESERVE_RETRY": NEVER_SHORT,
+    "cphicache/engine/records.py::Request::priority: int = 0::0 -> 1": "every request is made with one",
+    "cphicache/engine/requests.py::Requests._whole::if request.whole_pages is None or key.pages <= request.whole_pages:::<= -> <": (
+        "a key of that length is cut to itself"
+    ),
+    "cphicache/engine/steps.py::Steps._counted_step::self.taken += 1::1 -> 2": "counts are only compared with each other",
+    "cphicache/engine/steps.py::Steps._step_each::self.taken += len(records)::left out": NOTHING_ASKED,
+    "cphicache/engine/waiting.py::Waiting.retry::nodes = [record.node for record in due if record.node is not None and record.tried_tick < "
+    "state.tick]::without record.node is not None": "only what has a node is to be tried again; mypy has to be told",
     "cphicache/engine/inserts.py::Inserts._add_nodes::self._add(chain, op.start_page, self._state.new_node_id())::left out": (
         "a reservation begins where the one before it, or what is in the tree, ends"
     ),
