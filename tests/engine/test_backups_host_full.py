@@ -81,6 +81,7 @@ def test_eviction_stops_when_the_slots_suffice(wanted: int) -> None:
     to_host(rig)
     rig.serve("r1", "xyz"[:wanted])
     assert freed(rig) == nodes[:wanted]
+    assert rig.cache.counters.refused == {}
     assert [rig.has(text) for text in "abcd"] == [False] * wanted + [True] * (4 - wanted)
     rig.rest()
 

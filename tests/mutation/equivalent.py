@@ -43,6 +43,7 @@ EQUIVALENT: dict[str, str] = {
     "range(state.config.cp_size)],::min -> max": "every payload has equally many slots, and equally many of them are in use",
     "cphicache/engine/effects.py::Effects._parent_state::return COMMITTED if parent is None or parent.is_root else parent.backup.state::"
     "without parent is None": PARENTED,
+    "cphicache/engine/effects.py::Effects.fork::head.set_generation(record.generation)::left out": BEFORE_READ,
     "cphicache/engine/host_eviction.py::HostEviction.plan::may_reclaim = may_reclaim and state.config.reclaim_device_valid::without "
     "state.config.reclaim_device_valid": "nothing is filed as reclaimable then; it only spares a walk through victims that are too few",
     "cphicache/engine/waiting.py::Waiting.retry::if not state.retries or state.retried_epoch == state.ledger.freed_epoch:::without not "
