@@ -60,7 +60,6 @@ class Effects:
     def forget_queued(self) -> None:
         """Another state is put in place: what a call that ended with an error left queued belongs to the old one."""
         self._copying.clear()
-        self._planned = None
 
     # -- questions ----------------------------------------------------------------------------------------------------------
     def fit(self, record: Backup) -> bool:
@@ -75,7 +74,7 @@ class Effects:
             return Refusal.PARENT_ROLLING_BACK
         if parent is DEVICE_VALID_HOST_NONE:
             return Refusal.PARENT_NOT_BACKED
-        if record.bound and record.node_id in self._state.waiting_for:
+        if record.node_id in self._state.waiting_for:
             return Refusal.SPLIT_AWAITED
         return None
 
@@ -94,7 +93,8 @@ class Effects:
         return self._victims(record) is not None
 
     def _victims(self, record: Backup) -> Victims | None:
-        # Asked up to three times inside one step, during which nothing changes.
+        # Asked up to three times inside one step, during which nothing changes. A step that fails does not count; after it
+        # nobody goes on but with another state, whose records are others.
         if self._planned is None or self._planned[0] is not record or self._planned[1] != self._steps.taken:
             anchor = self._holds.host_anchor(record)
             if anchor is not None:
@@ -280,7 +280,7 @@ class Effects:
         cut = state.need(record.owners[:pages])
         record.need = sub_need(record.need, cut)
         if free_now:
-            if any(record.submitted):
+            if record.agreed:  # else nothing was submitted
                 state.counters.tokens_wasted += sum(cut)
             state.ledger.give(cut)
         else:
@@ -295,7 +295,6 @@ class Effects:
         if waiter is None or waiter.node_id != record.node_id:
             raise AssertionError(f"split deferral: expected {given.who} among the waiters for {record.describe()}, found {waiter}")
         self._state.waiting_for.setdefault(record.node_id, []).append(given.who)
-        waiter.woken = False
 
     def fork(self, record: Backup, given: Input) -> None:
         """See the port."""

@@ -143,7 +143,7 @@ class DeviceEviction:
 
     def _kept_by_copies(self) -> list[Node[Backup]]:
         """Nodes whose backup is in flight, if the end of those gives a page back: some of them have no lock but their backup's own."""
-        nodes = [record.node for record in self._state.pending.values() if record.node is not None and record.number is not None]
+        nodes = [record.node for record in self._state.pending.values() if record.node is not None]
         return nodes if any(node.lock_ref == 1 for node in nodes) else []
 
     def _next_victims(self, tokens: int) -> list[Node[Backup]]:

@@ -50,7 +50,7 @@ class HostEviction:
 
     def file(self, node: Node[Backup]) -> None:
         """A node is committed and on the device from now on: it is looked at when victims are needed, until it is one no longer."""
-        if self._state.config.reclaim_device_valid and not node.is_root:
+        if self._state.config.reclaim_device_valid:
             self._reclaimable.add(node)
 
     def refresh(self, node: Node[Backup]) -> None:
@@ -81,7 +81,7 @@ class HostEviction:
                 gone.add(node.id)
                 found = suffices(node)
                 parent = node.parent
-                if not found and parent is not None and parent in aside and parent.id not in gone:
+                if parent in aside:  # it was passed over for its children's sake
                     aside.remove(parent)
                     self._reclaimable.add(parent)
         for node in aside:
@@ -89,8 +89,9 @@ class HostEviction:
         return found
 
     def _keeps_host_copy(self, node: Node[Backup]) -> bool:
-        return node.parent is not None and node.backup.state is COMMITTED and node.pages is not None
+        return node.backup.state is COMMITTED and node.pages is not None
 
     def _reclaims(self, node: Node[Backup], gone: set[int]) -> bool:
-        free = not node.host_ref and node.loading is None
-        return free and all(child.id in gone or child.backup.state is DEVICE_VALID_HOST_NONE for child in node.children.values())
+        if node.host_ref:  # what is being loaded is held, too
+            return False
+        return all(child.id in gone or child.backup.state is DEVICE_VALID_HOST_NONE for child in node.children.values())

@@ -109,6 +109,20 @@ def test_the_log_names_the_request_of_an_extent_and_of_no_node() -> None:
     told = [(event["reason"], event.get("request")) for event in rig.events("step", trigger="reserve", node=rig.node("ab").id)]
     assert told == [("before_forward", "r"), ("hit", None)]
     rig.finish_all()
+    rig.settle()
+    rig.rest()
+
+
+def test_a_committed_node_has_its_pages_once() -> None:
+    """R12: the pages that a copy reads are listed for it as long as it is in flight; after that the node alone has them."""
+    rig = Rig(ranks=[0])
+    rig.hold()
+    rig.serve("r", "ab")
+    node = rig.node("ab")
+    assert (rig.state("ab"), node.backup.pages) == (L, node.pages)
+    rig.finish_all()
+    rig.settle()
+    assert (rig.state("ab"), node.backup.pages) == (C, [])
     rig.rest()
 
 
@@ -140,6 +154,26 @@ def test_a_reservation_follows_the_one_before_it_also_when_the_tree_has_that_kv(
     rig.fail_copies(first.key, 1, drained=False)
     rig.tick(2)
     assert (first.state, second.state, rig.state("ab")) == (B, N, L)
+    rig.rest()
+
+
+def test_a_reservation_follows_the_tree_where_that_has_got_further() -> None:
+    """R12: another request has inserted more of the same prompt meanwhile: the next chunk is reserved behind that, and what it has of it
+    in flight is a duplicate."""
+    rig = Rig()
+    assert rig.begin("one", "abcdef")
+    rig.chunk("one", 4)
+    rig.forward()
+    rig.serve("two", "abcd")
+    assert rig.chunk("one")
+    first, second = rig.cache.state.requests["one"].ops
+    assert (first.end_page, second.start_page, len(second.pages)) == (2, 4, 2)
+    assert second.parent is rig.node("abcd").backup
+    rig.forward()
+    assert rig.finish("one")
+    rig.settle()
+    assert rig.states("abcd", "abcdef") == [C, C]
+    assert rig.free_slots() == [64 - 6, 64 - 6]
     rig.rest()
 
 

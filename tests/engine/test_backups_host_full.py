@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from cphicache.engine.host_eviction import HostEviction, Victims
+from cphicache.ledger import Need
 from tests.engine.rig import B, C, L, N, Rig
 
 
@@ -71,14 +73,38 @@ def test_a_node_that_owns_one_of_four_positions_frees_one_slot() -> None:
     rig.rest()
 
 
-def test_eviction_stops_when_the_slots_suffice() -> None:
+@pytest.mark.parametrize("wanted", [1, 2, 3])
+def test_eviction_stops_when_the_slots_suffice(wanted: int) -> None:
     """R16: victims go in eviction order, oldest first, and no more than needed."""
     rig = pages_of_one_token(cp_size=1, host_slots=4)
-    first, *_ = [store(rig, text) for text in "abcd"]
+    nodes = [store(rig, text) for text in "abcd"]
     to_host(rig)
-    rig.serve("r1", "x")
-    assert freed(rig) == [first]
-    assert [rig.has(text) for text in "abcd"] == [False, True, True, True]
+    rig.serve("r1", "xyz"[:wanted])
+    assert freed(rig) == nodes[:wanted]
+    assert rig.cache.counters.refused == {}
+    assert [rig.has(text) for text in "abcd"] == [False] * wanted + [True] * (4 - wanted)
+    rig.rest()
+
+
+def test_victims_are_looked_for_once_for_each_reservation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R16: a search may pass over every host copy; a reservation makes one, whether it finds room or is refused."""
+    searches = []
+    plan = HostEviction.plan
+
+    def counted(self: HostEviction, need: Need, may_reclaim: bool) -> Victims | None:
+        searches.append(need)
+        return plan(self, need, may_reclaim)
+
+    monkeypatch.setattr(HostEviction, "plan", counted)
+    rig = Rig(ranks=[0], cp_size=1, host_slots=4)
+    store(rig, "ab")
+    to_host(rig)
+    assert rig.begin("finds room", "x")
+    assert rig.chunk("finds room")
+    assert searches == [(2,)]
+    assert rig.begin("is refused", "stuv")
+    assert not rig.chunk("is refused")
+    assert searches == [(2,), (8,)]
     rig.rest()
 
 
@@ -276,6 +302,55 @@ def test_reclaim_comes_last_and_children_go_before_parents() -> None:
     assert rig.chunk("r2")
     assert freed(rig) == [host_only, child, parent]
     assert rig.states("ab", "abcd") == [N, N]
+    rig.rest()
+
+
+def test_what_is_taken_from_the_host_alone_is_not_reclaimed_as_well() -> None:
+    """R16: where both are needed, a node that has left the device gives its slots once, and the rest is reclaimed."""
+    rig = Rig(cp_size=1, host_slots=12, reclaim_device_valid=True)
+    host_only = store(rig, "pq")
+    to_host(rig)
+    parent, child = store(rig, "ab"), store(rig, "cd", prefix="ab")
+    rig.begin("r1", "uvwxy")
+    assert rig.chunk("r1")
+    assert freed(rig) == [host_only, child, parent]
+    assert (rig.cache.counters.host_evictions, rig.cache.counters.reclaims) == (1, 2)
+    rig.rest()
+
+
+def test_a_pinned_host_copy_is_not_reclaimed() -> None:
+    """R16, R27: a pin keeps the host copy of a node on the device, too, until it expires."""
+    rig = Rig(cp_size=1, host_slots=4, reclaim_device_valid=True)
+    store(rig, "ab")
+    rig.each(lambda side: side.cache.pin_host(rig.key("ab"), 2))
+    rig.begin("r1", "xy")
+    assert not rig.chunk("r1")
+    assert (rig.state("ab"), freed(rig)) == (C, [])
+    rig.tick(2)
+    rig.begin("r2", "xy")
+    assert rig.chunk("r2")
+    assert rig.state("ab") is N
+    rig.rest()
+
+
+@pytest.mark.parametrize("threshold", [2, 1000])
+def test_what_is_on_the_device_again_is_reclaimed_again(threshold: int) -> None:
+    """R16, R27: a node that was host-only when a reservation looked for copies to reclaim is one of them when it has been loaded back, or
+    computed again."""
+    rig = Rig(cp_size=1, host_slots=4, reclaim_device_valid=True, load_back_threshold=threshold)
+    node = store(rig, "ab")
+    to_host(rig)
+    rig.each(lambda side: side.cache.pin_host(rig.key("ab"), 1))
+    rig.begin("r1", "xy")
+    assert not rig.chunk("r1")
+    rig.abort("r1")
+    rig.tick()
+    rig.serve("again", "ab")
+    rig.settle()
+    assert (rig.state("ab"), rig.cache.counters.load_backs) == (C, threshold == 2)
+    rig.begin("r2", "xy")
+    assert rig.chunk("r2")
+    assert (rig.state("ab"), freed(rig)) == (N, [node])
     rig.rest()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.engine.rig import B, C, L, N, Rig
+from tests.engine.rig_extra import back_up, fail_backup, to_host
 
 
 def committed_in_order(rig: Rig) -> list[int]:
@@ -357,4 +358,40 @@ def test_a_retry_never_reclaims() -> None:
     rig.tick()
     rig.serve("r4", "ab")
     assert rig.states("ab", "mno") == [L, N]
+    rig.rest()
+
+
+def test_a_retry_does_not_reclaim_in_place_of_what_is_pinned() -> None:
+    """R15, R16: nor does a retry for which host-only nodes would suffice, if they were not pinned."""
+    rig = Rig(cp_size=1, host_slots=12, reclaim_device_valid=True)
+    to_host(rig, "wx")
+    rig.each(lambda side: side.cache.pin_host(rig.key("wx"), 1000))
+    rig.hold()
+    rig.serve("r1", "ab")
+    fail_backup(rig, rig.node("ab").backup.key, 0)
+    rig.tick(2)
+    rig.hold(False)
+    back_up(rig, "cd", "m")
+    rig.begin("other", "q")
+    assert rig.chunk("other")
+    assert (rig.states("wx", "ab", "cd"), rig.free_slots()) == ([C, N, C], [0])
+    rig.abort("other")
+    rig.tick()
+    assert (rig.cache.counters.retries, rig.cache.counters.reclaims) == (1, 0)
+    assert (rig.states("wx", "ab", "cd"), rig.free_slots()) == ([C, N, C], [2])
+    rig.rest()
+
+
+def test_what_a_hit_has_backed_up_is_not_to_be_tried_again() -> None:
+    """R15, R19: a node that was refused, and is reserved at its next hit, does not wait for slots any longer."""
+    rig = Rig(cp_size=1, host_slots=4)
+    back_up(rig, "wx")
+    rig.serve("is refused", "ab")
+    node = rig.node("ab").id
+    assert list(rig.cache.state.retries) == [node]
+    rig.evict(4)
+    rig.tick()
+    rig.serve("hits", "ab")
+    assert (rig.state("ab"), rig.has("wx")) == (L, False)
+    assert list(rig.cache.state.retries) == []
     rig.rest()

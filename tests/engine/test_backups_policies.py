@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 
 from cphicache.engine import EvictResult, WriteBackShort
+from cphicache.events import Level
 from tests.engine.rig import C, L, N, R, Rig, Side
+from tests.engine.rig_extra import ALL_TOKENS
 from tests.engine_fakes import FakeTransfer
+
+ONE = (("target", 1),)
 
 
 def attempts(rig: Rig) -> int:
@@ -179,6 +183,9 @@ def test_write_back_backs_up_the_prefix_of_a_victim() -> None:
     assert rig.node("ab").pages is not None
     rig.settle()
     assert rig.states("ab", "abcd") == [C, C]
+    rig.serve("r3", "abxy")
+    assert evict(rig, 4) == [(4, 0), (4, 0)], "what hangs on a prefix that has its copy is backed up alone"
+    assert rig.state("abxy") is C
     rig.rest()
 
 
@@ -235,6 +242,45 @@ def test_a_shortage_of_one_lane_is_enough_to_write_back(short: WriteBackShort) -
     assert rig.has("ab") is (short is WriteBackShort.WAIT)
     assert rig.node("cd").pages is not None
     rig.rest()
+
+
+def test_an_eviction_waits_once_for_all_that_it_takes() -> None:
+    """R19: an eviction that needs a token more than the first victim has starts the backups of two, and waits for both together."""
+    rig = Rig(policy="write_back", ranks=[0])
+    for text in ("ab", "cd", "ef"):
+        rig.serve(text, text)
+    assert rig.evict(5) == EvictResult(8, 0)
+    assert [event["nodes"] for event in rig.events("write_back_wait")] == [[rig.node("ab").id, rig.node("cd").id]]
+    rig.rest()
+
+
+def test_an_allocation_is_refused_where_an_eviction_would_wait() -> None:
+    """R4, R19: dropping, an allocation that lacks pages of one owner does not wait for those that a backup in flight keeps: it may be
+    refused, and is."""
+    rig = Rig(policy="write_back", write_back_short="drop", ranks=[0], usable_pages=8)
+    rig.hold()
+    for text in ("ab", "cd"):
+        rig.serve(text, text, owners=[0, 0])
+    assert rig.evict(4) == EvictResult(4, 4)
+    assert (rig.state("cd"), rig.cache.state.alloc.lane_free()) == (L, (2, 4))
+    assert rig.cache.alloc(6, None) is None
+    assert (rig.state("cd"), rig.cache.counters.write_back_waits) == (L, 0)
+    rig.rest()
+
+
+def test_what_a_wait_has_backed_up_goes_before_what_has_no_copy() -> None:
+    """R4, R15, R19: the prefix of a victim is backed up with it; if the victim does not give the lane enough, that prefix goes next, and
+    nobody waits for an older node without a host copy."""
+    rig = Rig(policy="write_back", ranks=[0], usable_pages=8)
+    rig.serve("r1", "ab", owners=[1, 1])
+    rig.serve("r2", "abcd", owners=[0, 0])
+    rig.serve("r3", "xy", owners=[1, 1])
+    assert rig.begin("uses", "ab")
+    rig.abort("uses")
+    assert rig.cache.state.alloc.lane_free() == (2, 0)
+    assert rig.cache.alloc(2, None) is not None
+    assert (rig.states("ab", "abcd", "xy"), rig.cache.counters.write_back_waits) == ([C, C, N], 1)
+    assert [rig.node(text).pages is None for text in ("ab", "abcd", "xy")] == [True, True, False]
 
 
 def test_a_victim_whose_backup_fails_or_is_refused_goes_without() -> None:
@@ -374,6 +420,43 @@ def one_copy_among_others(short: WriteBackShort) -> Rig:
 def what_is_left(rig: Rig) -> dict[str, bool]:
     """Which of these nodes are still in the tree, and whether they are on the device."""
     return {text: rig.node(text).pages is not None for text in ("ab", "cd", "mn", "ef") if rig.has(text)}
+
+
+def used_last(rig: Rig, text: str, others: str) -> None:
+    """``text``, with a host copy and on the device, is used after each letter of ``others`` has been served, none of which has a copy."""
+    rig.serve("backed up", text)
+    rig.evict(ALL_TOKENS)
+    for letter in others:
+        rig.serve(letter, letter)
+    assert rig.begin("uses", text)
+    rig.start_loads()
+    rig.settle()
+    rig.abort("uses")
+
+
+def test_the_first_eight_that_have_no_copy_are_backed_up_for_the_next_eviction() -> None:
+    """R19: an eviction that has found enough host copies starts the backups of so many nodes that it has passed over, in order."""
+    rig = Rig(ranks=[0], policy="write_back")
+    used_last(rig, "wx", "abcdefghij")
+    rig.hold()
+    assert rig.evict(4) == EvictResult(4, 0)
+    assert rig.node("wx").pages is None
+    assert rig.states(*"abcdefghij") == [L] * 8 + [N] * 2
+    rig.rest()
+
+
+def test_a_host_copy_is_found_behind_256_nodes_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R19: that is how far an eviction looks for one before it waits; the 257th in order is not looked at."""
+    monkeypatch.setattr(Rig, "check", lambda rig: None)  # looks at every node after every call
+    rig = Rig(
+        ranks=[0], level=Level.OFF, cp_size=1, page_size=1, usable_pages=300, host_slots=300, policy="write_back", payloads=ONE
+    )
+    used_last(rig, "wx", "".join(map(chr, range(1000, 1257))))
+    waits = rig.cache.counters.write_back_waits
+    for waited in (1, 0):
+        assert rig.evict(1).num_tokens_dropped == 0
+        waits += waited
+        assert (rig.cache.counters.write_back_waits, rig.node("wx").pages is None) == (waits, not waited)
 
 
 @pytest.mark.parametrize("short", list(WriteBackShort))

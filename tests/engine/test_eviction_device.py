@@ -76,6 +76,7 @@ def test_the_root_is_never_evicted() -> None:
     rig = Rig()
     root = rig.cache.state.tree.root
     assert rig.evict(ALL_TOKENS) == EvictResult(0, 0)
+    assert rig.events("device_evicted") == [], "what takes nothing is not noted"
     back_up(rig, "ab")
     rig.evict(ALL_TOKENS)
     assert rig.evict(ALL_TOKENS) == EvictResult(0, 0)

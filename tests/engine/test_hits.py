@@ -89,6 +89,25 @@ def test_both_halves_of_a_node_have_been_tried_as_often() -> None:
     rig.rest()
 
 
+def test_both_halves_of_a_node_wait_for_slots_as_it_did() -> None:
+    """R15: dividing a node that was refused makes neither half due before slots are freed; then both are backed up."""
+    rig = Rig(cp_size=1, host_slots=8)
+    rig.hold()
+    rig.serve("full", "stuv")
+    rig.serve("is refused", "abcd")
+    assert rig.begin("divides", "aby")
+    rig.grow("divides")
+    assert rig.insert("divides", chunked=True)
+    rig.tick()
+    assert (rig.cache.counters.splits, rig.cache.counters.retries) == (1, 0)
+    rig.hold(False)
+    fail_backup(rig, rig.node("stuv").backup.key, 0)
+    rig.tick(2)
+    rig.settle()
+    assert (rig.states("ab", "abcd"), rig.cache.counters.retries) == ([C, C], 2)
+    rig.rest()
+
+
 def test_a_prompt_below_a_page_may_wait_for_what_it_will_insert() -> None:
     """R17: a key without a whole page, of a request that will insert more, is deferred for that; past the bound it is matched as it is."""
     rig = Rig(max_deferral_ticks=1)

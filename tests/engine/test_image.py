@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import given, settings
@@ -164,6 +164,13 @@ def test_what_a_broken_call_left_queued_does_not_reach_the_restored_state() -> N
     live.end()
 
 
+def raises(error: Exception) -> Callable[..., NoReturn]:
+    def call(*_: object) -> NoReturn:
+        raise error
+
+    return call
+
+
 class BreakingLog(EventLog):
     """Its next step event raises, once: as when the log's file cannot be written any more."""
 
@@ -195,6 +202,40 @@ def test_layers_that_a_broken_call_left_queued_are_not_submitted_after_a_restore
                 live.run(more)
     assert live.run(more) == answers
     live.end()
+
+
+def test_victims_that_a_broken_call_has_planned_are_not_taken_after_a_restore(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R16, R18: an error while room is made leaves nothing of the abandoned state: the next reservation looks for victims of its own."""
+    rig = Rig(ranks=[0], cp_size=1, host_slots=4)
+    to_host(rig, "ab")
+    assert rig.begin("needs", "xy")
+    rig.grow("needs")
+    image = rig.cache.snapshot()
+    monkeypatch.setattr(rig.local(0), "free_node", raises(RuntimeError("freed badly")))
+    with pytest.raises(RuntimeError, match="freed badly"):
+        rig.reserve("needs")
+    monkeypatch.undo()
+    rig.cache.restore(image)
+    assert rig.reserve("needs")
+    assert not rig.has("ab")
+    rig.rest()
+
+
+def test_a_backup_whose_node_was_removed_is_restored_without_it() -> None:
+    """R18, R20: a batch goes on with a reservation that was rolled back, whose node has been evicted since."""
+    rig = Rig(ranks=[0], cp_size=1)
+    assert rig.begin("r", "ab")
+    rig.chunk("r")
+    rig.insert("r", chunked=True)
+    rig.each(lambda side: side.cache.reset_backups())
+    rig.abort("r")
+    rig.evict(4)
+    image = rig.cache.snapshot()
+    assert (len(rig.cache.batch(rig.batch).ops), rig.cache.state.tree.node_count) == (1, 0)
+    rig.cache.restore(image)
+    assert rig.cache.snapshot() == image
+    rig.forward()
+    rig.rest()
 
 
 # -- relative form --------------------------------------------------------------------------------------------------------------------
@@ -558,6 +599,16 @@ def test_a_change_of_any_field_shows_in_the_image(name: str) -> None:
         twin = CpHiRadixCache(state.config, FakeTransfer(state.config), Loopback())
         twin.restore(changed)
         assert twin.snapshot() == changed
+
+
+def test_everything_is_found_under_its_name_after_a_restore() -> None:
+    """R20: requests, waiters, load-backs and the rest are looked up as before, and what is numbered is what it was."""
+    state = rich_state()
+    twin = CpHiRadixCache(state.config, FakeTransfer(state.config), Loopback())
+    twin.restore(cache_of(state).snapshot())
+    for found, wanted in zip(vars(twin.state).values(), vars(state).values(), strict=True):
+        if isinstance(wanted, dict):
+            assert [(key, type(value)) for key, value in found.items()] == [(key, type(value)) for key, value in wanted.items()]
 
 
 @pytest.mark.parametrize("name", DECIDES)

@@ -11,7 +11,6 @@ BELOW_EPOCHS = "epochs are 0 or more, and only whether it is older than one is a
 TIMES = "times are only compared with each other"
 PAST = "ticks are 0 or more, and only whether it is one of the past is asked"
 FAR_PAST = "far enough in the past, too"
-COUNTED = "each step counts, so that a plan of the same count is of the same record"
 NOTHING_ASKED = "a step of a layer asks for no victims and changes none; the step that asks counts itself"
 IN_COMMON = "a first part that all of them have in common tells none apart"
 ROOT_ALONE = "it is given, or set at once, for all but the root, which is never evicted"
@@ -32,25 +31,19 @@ EQUIVALENT: dict[str, str] = {
     "record.node is not None": "it is asked of committed backups, which have a node; mypy has to be told",
     "cphicache/engine/effects.py::Effects.refuse::free=[min(ledger.free(rank, name) for name in self._names) for rank in "
     "range(state.config.cp_size)],::min -> max": "every payload has equally many slots, and equally many of them are in use",
+    "cphicache/engine/effects.py::Effects._parent_state::return COMMITTED if parent is None or parent.is_root else parent.backup.state::"
+    "without parent is None": PARENTED,
+    "cphicache/engine/effects.py::Effects.fork::head.set_generation(record.generation)::left out": BEFORE_READ,
     "cphicache/engine/host_eviction.py::HostEviction.plan::may_reclaim = may_reclaim and state.config.reclaim_device_valid::without "
     "state.config.reclaim_device_valid": "nothing is filed as reclaimable then; it only spares a walk through victims that are too few",
-    "cphicache/engine/host_eviction.py::HostEviction.file::if self._state.config.reclaim_device_valid and not node.is_root:::and -> or": (
-        "what is filed is only looked at where copies are reclaimed, and the root is passed over"
-    ),
     "cphicache/engine/waiting.py::Waiting.retry::if not state.retries or state.retried_epoch == state.ledger.freed_epoch:::without not "
     "state.retries": "with nobody to try the epoch is noted, and who is refused from then on is no older than that",
     "cphicache/engine/requests.py::Requests._leave::self._waiting.stop(request.rid)::left out": (
         "whoever leaves has stopped waiting when it was admitted, inserted or ended"
     ),
-    "cphicache/engine/host_eviction.py::HostEviction.file::if self._state.config.reclaim_device_valid and not node.is_root:::without not "
-    "node.is_root": "the root has no host copy, and is passed over for that",
     "cphicache/engine/loadback.py::LoadBacks._nodes::while left > 0 and node.parent is not None:::without node.parent is not None": (
         "the pages of a load-back are those of nodes below the root; mypy has to be told"
     ),
-    "cphicache/engine/effects.py::Effects._victims::if self._planned is None or self._planned[0] is not record or self._planned[1] != "
-    "self._steps.taken:::without self._planned[0] is not record": COUNTED,
-    "cphicache/engine/host_eviction.py::HostEviction._reclaims::free = not node.host_ref and node.loading is None::without "
-    "node.loading is None": "what is being loaded is held on the host, too",
     "cphicache/engine/canonical.py::_Canonical.form::state.quarantined is not None,::is not -> is": TURNED_ROUND,
     "cphicache/tree/keys.py::RadixKey.child_key::return (self.extra_key, page) if at_root and self.extra_key is not None else page::"
     "without self.extra_key is not None": IN_COMMON,
@@ -95,9 +88,8 @@ EQUIVALENT: dict[str, str] = {
     "cphicache/engine/steps.py::Steps._counted_step::counters.eviction_retries_failed += 1::left out": NEVER_SHORT,
     "cphicache/engine/steps.py::Steps._counted_step::counters.eviction_retries_failed += 1::+= -> -=": NEVER_SHORT,
     "cphicache/engine/steps.py::Steps._counted_step::counters.eviction_retries_failed += 1::1 -> 2": NEVER_SHORT,
-    "cphicache/engine/eviction.py::DeviceEviction._kept_by_copies::nodes = [record.node for record in self._state.pending.values() if "
-    "record.node is not None and record.number is not None]::without record.number is not None": (
-        "under write_back all backups are of stored KV, and have their number when the step that reserves them ends"
+    "cphicache/engine/forwards.py::Forwards.layer_stored::if not batch.ops or not self._config.overlap:::without not batch.ops": (
+        "without backups there is nothing to step or to submit; it only spares the calls"
     ),
     "cphicache/engine/forwards.py::Forwards.wait_layer::if batch is None or not self._state.loads:::without not self._state.loads": (
         "without load-backs there is no producer to wait for"
