@@ -85,7 +85,7 @@ def test_impossible_arguments_are_refused() -> None:
         ledger.fits((1,))
     with pytest.raises(ValueError, match="has 3 entries"):
         ledger.fits_with((1, 1), (0, 0, 0))
-    for ask in (ledger.fits, ledger.shortage, ledger.give, lambda need: ledger.fits_with(need, (0, 0))):
+    for ask in (ledger.fits, ledger.shortage, ledger.take, ledger.give, lambda need: ledger.fits_with(need, (0, 0))):
         with pytest.raises(ValueError, match=r"need \(0, -1\) holds -1: slots by rank are 0 or more"):
             ask((0, -1))
     with pytest.raises(ValueError, match=r"payload is 'draft': give one of \['target'\]"):

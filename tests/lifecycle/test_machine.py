@@ -251,3 +251,4 @@ def test_the_package_itself_can_be_asked_for_a_step() -> None:
 def test_reported_layers_are_a_mask_too() -> None:
     """R36: a report's mask has the bits of its layers and no others; without layers it is empty."""
     assert [Input(layers=layers).layers_mask for layers in ((), (0,), (1,), (0, 2))] == [0, 1, 2, 5]
+    assert [Input(layers=layers).layers_mask for layers in (range(0), range(3), range(1, 3), range(0, 5, 2))] == [0, 7, 6, 21]

@@ -161,6 +161,11 @@ EQUIVALENT: dict[str, str] = {
     "cphicache/tree/eviction.py::plan_host_victims::if joined and (node is None or joined[0][:2] < candidates.order(node)):::2 -> 3": (
         "two nodes differ in their ids, so that what stands behind is not compared"
     ),
+    "cphicache/tree/image.py::_among_rivals::below.append(tuple([values[other] < value for other in range(at) if other not in path]) if "
+    "len(path) < at else ())::< -> <=": "it spares a list that would be empty",
+    "cphicache/tree/image.py::_among_rivals::below.append(tuple([values[other] < value for other in range(at) if other not in path]) if "
+    "len(path) < at else ())::< -> <= #1": "no two rivals have the same value",
+    "cphicache/tree/keys.py::RadixKey.of::whole = elements == pages * page_size::* -> //": "of whole pages both ways take all bytes",
     "cphicache/tree/keys.py::RadixKey.common_pages::limit = min(self.pages - start_page, other.pages - other_start_page)::- -> +": (
         "where this key ends first, the search finds its end"
     ),

@@ -290,6 +290,7 @@ def test_canonical_form_forgets_ids_clocks_and_insertion_order() -> None:
     one, two = build("abc", 1, 5), build("cab", 40, 700)
     assert form(one) == form(two)
     assert hash(form(one)) == hash(form(two))
+    assert form(build("ab", 1, 5)) == form(build("ba", 40, 700))
     assert [node.id for node in one.key_order()] == [0, 1, 2, 3]
     assert [node.id for node in two.key_order()] == [0, 41, 42, 40]
     node = two.walk(key("b")).path[0]
@@ -306,8 +307,10 @@ def test_canonical_form_forgets_ids_clocks_and_insertion_order() -> None:
 def test_only_nodes_that_may_compete_are_compared() -> None:
     """R30: which of two is used last shows unless one is above the other, which goes after it in any case."""
 
-    def form(used: list[str], letters: str = "ab") -> object:
+    def form(used: list[str], letters: str = "ab", alone: str = "") -> object:
         tree = make()
+        for at, letter in enumerate(alone):
+            tree.add_child(tree.root, key(letter), pages(900 + at), 900 + at, 900 + at)
         for at, letter in enumerate(letters):
             top = tree.add_child(tree.root, key(letter), pages(3 * at + 1), 2 * at + 1, at + 1)
             tree.add_child(top, key("y"), pages(3 * at + 2), 2 * at + 2, at + 1)
@@ -321,11 +324,10 @@ def test_only_nodes_that_may_compete_are_compared() -> None:
         form(used) for used in (["a", "b"], ["b", "a"], ["ay", "b", "a"], ["a", "by", "b"], ["b", "ay", "by"], ["a", "by", "ay"])
     }
     assert len(seen) == 6
-    # of many, each two are compared, which costs less: the first part has 64 nodes, the second 66
+    # of many, each two are compared, which costs less: the first part has 64 nodes, the second 65
     many = "".join(map(chr, range(256, 256 + 32)))
     assert form([many[0], many[0] + "y"], many) == form([many[0] + "y", many[0]], many)
-    many += chr(256 + 32)
-    assert form([many[0], many[0] + "y"], many) != form([many[0] + "y", many[0]], many)
+    assert form([many[0], many[0] + "y"], many, "z") != form([many[0] + "y", many[0]], many, "z")
 
 
 def test_snapshot_is_plain_and_restores_into_its_like_only() -> None:
