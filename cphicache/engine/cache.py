@@ -389,9 +389,8 @@ class CpHiRadixCache:
             self._ops.call("agree_now")
         self._agreement.agree_now()
 
-    def is_declined(self, rid: str, key: RadixKey) -> bool:
+    def is_declined(self, key: RadixKey) -> bool:
         """Whether an insert of ``key`` would be declined now. Changes nothing: whoever was declined asks before trying again."""
-        self._running(rid)
         return self._inserts.is_declined(key)
 
     def confirm_loads(self, rid: str) -> bool:

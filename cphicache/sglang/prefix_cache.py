@@ -331,7 +331,7 @@ class CphicachePrefixCache(BasePrefixCache):
         self._declined.pop(name, None)
         if self._breaks_rotation(req, key):
             return
-        self._hurry_for(name, key)
+        self._hurry_for(key)
         pages = self.engine.insert_unfinished(name, key, self._requests.row_pages(req, tokens), chunked=chunked)
         if pages is None:
             if not chunked:
@@ -341,16 +341,16 @@ class CphicachePrefixCache(BasePrefixCache):
         req.kv.cache_protected_len = len(pages) * self.page_size
         req.last_node = self.engine.state.requests[name].lock
 
-    def _hurry_for(self, name: str, key: RadixKey) -> None:
+    def _hurry_for(self, key: RadixKey) -> None:
         """What an insert would be declined for may have ended since the tick began: a rank that is alone has nobody to ask about it."""
-        if self._alone and self.engine.state.numbered and self.engine.is_declined(name, key):
+        if self._alone and self.engine.state.numbered and self.engine.is_declined(key):
             self.engine.agree_now()
 
     def _insert_declined(self) -> None:
         """Insert the prompts that were declined, as soon as that can be: SGLang would not ask again before the request ends, and until
         then nobody would find them."""
-        for name, (req, tokens, key) in list(self._declined.items()):
-            if not self.engine.is_declined(name, key):
+        for req, tokens, key in list(self._declined.values()):
+            if not self.engine.is_declined(key):
                 self._insert_key(req, tokens, key, chunked=False)
                 self._row_changed(req, tokens)
 
@@ -367,7 +367,7 @@ class CphicachePrefixCache(BasePrefixCache):
         pages = self._requests.row_pages(req, len(stored))
         key = self._requests.key_of(req, stored)
         if insert and not self._breaks_rotation(req, key):
-            self._hurry_for(name, key)
+            self._hurry_for(key)
             done = self.engine.finish(name, key, pages)
             if not done and self.engine.config.cp_size > 1:
                 # Later, another chain may be there, which its pages would not continue.

@@ -601,7 +601,7 @@ def test_a_reader_of_a_load_in_flight_is_declined_whenever_it_asks() -> None:
     rig.forward()
 
     def is_declined() -> bool:
-        return rig.each(lambda side: side.cache.is_declined("reads", rig.stored_key("reads")))
+        return rig.each(lambda side: side.cache.is_declined(rig.stored_key("reads")))
 
     assert is_declined()
     assert rig.insert("reads") is None

@@ -48,11 +48,11 @@ def test_a_running_request_keeps_its_row_and_tries_again() -> None:
     assert [(e["node"], e["reason"]) for e in rig.events("insert_declined")] == [(node.id, "pending_node")] * 2
     assert not rig.cache.state.waiters, "a running request waits for nobody"
     key = rig.stored_key(rid)
-    assert rig.each(lambda side: side.cache.is_declined(rid, key)) is True
+    assert rig.each(lambda side: side.cache.is_declined(key)) is True
     assert rig.cache.counters.declined_inserts == 2, "asking is no try"
     rig.finish_all()
     rig.settle()
-    assert rig.each(lambda side: side.cache.is_declined(rid, key)) is False
+    assert rig.each(lambda side: side.cache.is_declined(key)) is False
     assert rig.insert(rid) is not None
     assert rig.row(rid) == [*(rig.node("ab").pages or ()), *row[2:]]
     assert free_pages(rig) == free + 2
