@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.request import urlopen
 
 import pytest
@@ -18,6 +19,7 @@ from cphicache.run.cli import main
 from cphicache.run.config import RunConfig
 from cphicache.run.jobs import load_requests
 from cphicache.run.world import RankResult, RankWorld, make_streams, run_world
+from tests.engine.rig import Rig
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -109,6 +111,25 @@ def test_slots_add_up(run: tuple[CacheMetrics, list[RankResult]]) -> None:
     assert sum(by_state.values()) == 4096
     assert by_state["COMMITTED"] > 0
     assert by_state["RESERVED"] == by_state["LAYERS_IN_FLIGHT"] == by_state["ROLLED_BACK"] == 0
+
+
+def test_what_comes_and_goes_between_two_looks_is_counted() -> None:
+    """R40: a backup that is reserved and ends before the next look has spent no tick in its first state; it counts, once."""
+    rig, metrics = Rig(), CacheMetrics()
+    side = rig.sides[0]
+    metrics.watch(0, side.cache, lambda: SimpleNamespace(d2h_bytes=0, h2d_bytes=0), token_bytes=1)  # type: ignore[arg-type,return-value]
+    for looks in (1, 2):
+        rig.serve(f"r{looks}", "abcd"[: 2 * looks])
+        rig.tick(2)
+        metrics.tick(0)
+        counts = {
+            state: histogram.buckets()[0][-1][1]
+            for (name, state), histogram in metrics._ranks[0].histograms.items()
+            if name == "backup_state_ticks"
+        }
+        assert not side.cache.state.pending
+        assert counts["RESERVED"] == side.cache.counters.reserved == looks
+    rig.rest()
 
 
 def test_the_host_may_bring_its_registry(run: tuple[CacheMetrics, list[RankResult]]) -> None:
