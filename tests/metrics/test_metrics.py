@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
@@ -158,6 +159,33 @@ def test_metrics_are_served_over_http(run: tuple[CacheMetrics, list[RankResult]]
         server.server_close()
         thread.join()
     assert 'cphicache_backups_total{outcome="committed",rank="1"}' in text
+
+
+def test_a_run_serves_its_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R40: `--metrics-port 0` takes any free port, says which on stderr, and serves there what the run has counted."""
+    started: list[tuple[Any, Any]] = []
+
+    def start(port: int, **options: Any) -> Any:
+        started.append(start_http_server(port, **options))
+        return started[0]
+
+    monkeypatch.setattr("prometheus_client.start_http_server", start)
+    sizes = ["--requests", "3", "--cp-size", "1", "--layers", "1", "--draft-layers", "0", "--verify", "off"]
+    done = CliRunner().invoke(main, ["run", "--json", *sizes, "--metrics-port", "0"])
+    ((server, thread),) = started
+    try:
+        assert done.exit_code == 0, done.output
+        (address,) = re.findall(rf"^metrics at (http://localhost:{server.server_port}/metrics)$", done.stderr, re.MULTILINE)
+        with urlopen(address) as response:
+            text = response.read().decode()
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    computed = json.loads(done.stdout)["tokens"]["computed"]
+    assert (
+        float(*re.findall(r'^cphicache_request_tokens_total\{rank="0",tier="computed"\} (.*)$', text, re.MULTILINE)) == computed > 0
+    )
 
 
 def test_a_port_that_is_taken_is_one_clear_line() -> None:

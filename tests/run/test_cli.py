@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import re
 import signal
@@ -374,6 +376,18 @@ def test_a_full_standard_output_is_one_line(tmp_path: Path) -> None:
         )
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("cphicache: standard output: cannot be written")
+
+
+def test_a_reader_that_has_gone_is_no_error_of_the_output(served: list[RankResult], monkeypatch: pytest.MonkeyPatch) -> None:
+    """R35: who reads only the first lines (``--json | head``) is not told to give room: click ends as other programs do."""
+
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr(sys, "stdout", Closed())
+    with pytest.raises(BrokenPipeError):
+        report_run(replace(TWO_RANKS, json=True), Outcome(served, {}, None), bare=False)
 
 
 def test_a_device_is_no_log_of_several_ranks() -> None:
