@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from cphicache.lifecycle import ROWS, Row, State, Trigger, table_hash
+from cphicache.run.cli import main as cphicache
 from cphicache.run.diagrams import DiagramError, main, stale, write_all
 from cphicache.run.draw import Arrow, dot_text, graph, mermaid_text
 from cphicache.run.tabulate import matrix_text, pools_text, table_text
@@ -151,6 +155,60 @@ def test_a_change_by_hand_is_found(root: Path) -> None:
     path = root / "fsm_diagrams/transition_table.md"
     path.write_text(path.read_text().replace("count_hit", "count_hits"))
     assert stale(root) == ["fsm_diagrams/transition_table.md: changed by hand"]
+
+
+Told = tuple[int, list[str], list[str]]
+"""Exit status, and the lines of both outputs."""
+
+
+@pytest.fixture(params=["python -m cphicache.run.diagrams", "cphicache diagrams"])
+def told_by(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> Callable[..., Told]:
+    """Runs one or the other of both commands."""
+
+    def run(*arguments: str) -> Told:
+        if request.param.startswith("python"):
+            status, (out, err) = main(arguments), capsys.readouterr()
+        else:
+            done = CliRunner().invoke(cphicache, ["diagrams", *arguments])
+            status, out, err = done.exit_code, done.stdout, done.stderr
+        return status, out.splitlines(), err.splitlines()
+
+    return run
+
+
+@needs_dot
+def test_both_commands_check_and_write(told_by: Callable[..., Told], root: Path) -> None:
+    """R39: a check names each file that is stale, with status 1, and writes nothing; writing names each file; then a check is silent."""
+    status, out, err = told_by("--check", "--root", str(root))
+    assert (status, out) == (1, [])
+    assert {line.partition(":")[0] for line in err if ": " in line} == NAMES
+    assert not (root / "fsm_diagrams").exists()
+    status, out, err = told_by("--root", str(root))
+    assert (status, {str(Path(line).relative_to(root)) for line in out}, err) == (0, NAMES, [])
+    assert told_by("--check", "--root", str(root)) == (0, [], [])
+
+
+def test_both_commands_refuse_a_wrong_root(told_by: Callable[..., Told], root: Path) -> None:
+    """R39: one line that names the file, and status 2."""
+    (root / "README.md").unlink()
+    status, out, (line,) = told_by("--root", str(root))
+    assert (status, out) == (2, [])
+    assert line.endswith(f"{root / 'README.md'}: not there; run in the repository's root")
+
+
+def test_a_drawing_that_fails_is_one_line_with_what_graphviz_said(
+    told_by: Callable[..., Told], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R39: graphviz's own words, in one line, and nothing is written."""
+    dot = root / "dot"
+    dot.write_text("#!/bin/sh\necho 'Format: svg not recognized.\nUse one of:' >&2\nexit 1\n")
+    dot.chmod(0o755)
+    monkeypatch.setenv("PATH", str(root), prepend=os.pathsep)
+    status, out, (line,) = told_by("--root", str(root))
+    assert (status, out) == (2, [])
+    assert line.endswith(f"{dot} failed: Format: svg not recognized. Use one of:")
+    assert (root / "README.md").read_text() == WITH_PLACE
+    assert not (root / "fsm_diagrams").exists()
 
 
 def test_without_graphviz_one_line_says_how_to_get_it(

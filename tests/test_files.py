@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -43,6 +44,17 @@ def test_a_symlink_stays_and_a_pipe_is_written_itself(tmp_path: Path) -> None:
     with whole_file(pipe) as place:
         assert place == pipe.resolve()
     assert pipe.is_fifo()
+
+
+def test_a_pipe_that_must_not_be_written_is_told_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R35: what is no regular file is not opened to find out (that would wait for a reader); the line is that of a file."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    check_place(pipe)
+    monkeypatch.setattr("cphicache.files.os.access", lambda path, mode: False)  # as it is for others than root
+    with pytest.raises(PermissionError, match="pipe") as caught:
+        check_place(pipe)
+    assert caught.value.strerror == os.strerror(errno.EACCES)
 
 
 def test_a_place_is_checked_without_touching_what_is_there(tmp_path: Path) -> None:

@@ -44,10 +44,7 @@ def make_group(store: KeyStore, rank: int, size: int, timeout_s: float) -> dist.
     """Make this process's default group, over gloo, of all ranks that meet in ``store``."""
     prefixed = dist.PrefixStore("group", store)  # type: ignore[attr-defined,arg-type]
     dist.init_process_group("gloo", store=prefixed, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s))
-    group = dist.group.WORLD
-    if group is None:
-        raise AssertionError("process group: expected one after its initialization, found none")
-    return group
+    return cast(dist.ProcessGroup, dist.group.WORLD)
 
 
 def join_subgroup(members: Sequence[int], timeout_s: float) -> dist.ProcessGroup:
@@ -120,17 +117,18 @@ class DistributedReducer:
         started_s = time.monotonic()
         if self.broken is None and not self._came():
             self._wait_on(started_s)
-        if self.broken is None:
-            self._last = (self._values[0], self._values[1]) if self._stream is None else self._read(self._stream)
+        if self.broken is not None:
+            result = self._take_settled(self.broken)
+        elif self._stream is None:
+            result = self._values[0], self._values[1]
         else:
-            self._take_settled(self.broken)
+            result = self._read(self._stream)
+        self._last = result
         spent_s = time.monotonic() - started_s
         self.waited += 1
         self.blocked_s += spent_s
         self.longest_s = max(self.longest_s, spent_s)
-        if self._last is None:
-            raise AssertionError(f"reduction {self.waited - 1}: expected a result, found none")
-        return self._last
+        return result
 
     def _wait_on(self, since_s: float) -> None:
         """A slice has passed since then: wait on for the reduction; on a broken group, find out who has gone."""
@@ -181,10 +179,10 @@ class DistributedReducer:
             return False
         return True
 
-    def _take_settled(self, broken: GroupBroken) -> None:
+    def _take_settled(self, broken: GroupBroken) -> tuple[int, int]:
         """Where the survivors give the group up: here, or one reduction later, with the result that this rank has missed."""
         if self._settled is None:
             self._settled = self._membership.settle(self.waited, self._last, broken.ranks)
-        if self.waited >= self._settled.at:
+        if self._settled.result is None or self.waited >= self._settled.at:
             raise broken
-        self._last = self._settled.result
+        return self._settled.result

@@ -136,6 +136,8 @@ def serve(options: dict[str, Any], *, bare: bool, metrics_port: int | None = Non
         config = RunConfig.from_mapping(with_out(options))
     except ConfigError as error:
         raise Failure(str(error)) from error
+    if metrics_port is not None and config.launch == "processes":
+        raise Failure(f"--metrics-port {metrics_port}: serves ranks of one process; use --launch threads")
 
     # torch takes a second to import: after the options have been checked
     import torch
@@ -171,11 +173,9 @@ def serve(options: dict[str, Any], *, bare: bool, metrics_port: int | None = Non
         TimeElapsedColumn(),
         TextColumn("tick {task.fields[tick]}"),
     )
-    if config.out is not None:
-        _clear(config.out)
-    if metrics_port is not None and config.launch == "processes":
-        raise Failure(f"--metrics-port {metrics_port}: serves ranks of one process; use --launch threads")
     metrics = _serve_metrics(metrics_port, console)
+    if config.out is not None:
+        _clear(config.out)  # only now: a run that is refused leaves what is there
     try:
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
             task = progress.add_task("serving", total=len(requests), tick=0)

@@ -163,8 +163,9 @@ class Rank:
         except GroupBroken as error:
             if self._stop.is_set() and membership.why_stopped is None:
                 status = INTERRUPTED
-            elif membership.why_stopped is not None:  # nobody is left to be told
+            elif membership.why_stopped is not None:  # nobody is left to be told, or to be asked what came of the others
                 click.echo(f"cphicache: {membership.why_stopped}; it stops", err=True)
+                _leave_at_once(1)
             else:
                 self._tell(store, "group", str(error))
         except (HandshakeRefused, TraceError, ConfigError) as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +138,13 @@ def test_verdicts(better: Any, value: float, expected: str) -> None:
     assert expected in markdown([row])
 
 
+def test_a_row_without_a_target_has_no_verdict() -> None:
+    """R1: where nothing was to be reached the table has figures, and neither bounds nor a verdict."""
+    row = result_of(replace(_bench("row", "higher", 5), target=None), _bench("row", "higher", 5).measure(TINY), TINY)
+    assert verdict(row) == ""
+    assert markdown([row]).splitlines()[-1] == "| `row` | what row is | 5 x | 5 .. 5 |  |  |  |"
+
+
 def test_an_interrupt_keeps_finished_rows(tmp_path: Path) -> None:
     """R1: rows before the interrupt are in the file, those after it are not; a peer that is not there is reported as such."""
     out = tmp_path / "deep" / "bench.json"
@@ -178,6 +187,34 @@ def test_the_page_keeps_its_prose(tmp_path: Path) -> None:
         read_results(tmp_path / "broken.json")
     with pytest.raises(ResultsError, match="cannot be written"):
         write_results(tmp_path / "page.md" / "under.json", {})
+
+
+@pytest.mark.parametrize(
+    ("last", "status", "said"),
+    [
+        (_bench("three", "higher", 1), 1, "must not met: three"),
+        (_bench("three", "lower", 1), 0, None),
+        (Bench("three", "", None, _interrupted), 130, "interrupted; finished rows are in {out}, go on with --resume"),
+    ],
+    ids=["not met", "met", "interrupted"],
+)
+def test_what_became_of_the_rows_is_the_status(
+    last: Bench, status: int, said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R1: rows that were measured are in the file, in the table and on the page, whatever came of the others; that is one line and the
+    status."""
+    rows = (_bench("one", "higher", 5), _bench("two", "lower", 1), last)
+    monkeypatch.setattr("cphicache.bench.rows.BENCHES", rows)
+    monkeypatch.setattr("cphicache.bench.rows.chosen", partial(chosen, benches=rows))
+    out, page = tmp_path / "bench.json", tmp_path / "page.md"
+    page.write_text("<!-- generated: begin -->\n<!-- generated: end -->\n")
+    done = CliRunner().invoke(bench_command, ["--out", str(out), "--docs", str(page)])
+    assert done.exit_code == status, done.output
+    finished = [row.name for row in rows[: 2 if status == 130 else 3]]
+    assert list(read_results(out)) == finished
+    assert [line.split("`")[1] for line in done.stdout.splitlines()[2:]] == finished
+    assert all(f"| `{name}` |" in page.read_text() for name in finished)
+    assert done.stderr == ("" if said is None else f"cphicache: {said.format(out=out)}\n")
 
 
 def test_the_command(tmp_path: Path) -> None:

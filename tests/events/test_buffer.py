@@ -6,13 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
-from cphicache.events import EventLog, EventReadError, Level, exit_on_signals, read_events
+from cphicache.events import EventLog, EventLogError, EventReadError, Level, exit_on_signals, read_events
 from cphicache.lifecycle import Input, State, Trigger
 
 LONG_S = 3600.0
@@ -58,23 +59,63 @@ def test_values_are_those_of_the_moment() -> None:
     assert (log.events[1]["nodes"], log.events[1]["deep"]) == ([1, 2], {"a": [1]})
 
 
-def test_losses_are_counted_and_logged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["fact", "step"])
+def test_losses_are_counted_and_logged(kind: str, tmp_path: Path) -> None:
     """R36: events for which the buffer has no room are counted, an event stands in their place with number and range, and the log
     is read as whole but for them."""
     path = tmp_path / "log"
     log = make_log(path, buffer_events=8, wait_when_full=False, wall_clock=lambda: 1.5)
+
+    def write(tick: int) -> None:
+        if kind == "fact":
+            log.note(tick, "fact")
+        else:
+            record(log, tick, submitted=(), confirmed=(), cause="")
+
     with log._writer._lock:  # type: ignore[union-attr]  # the writer gets no turn
         for tick in range(1, 21):
-            log.note(tick, "fact")
+            write(tick)
         assert log.lost == 20 - 7
     log.flush()
-    log.note(21, "fact")
+    write(21)
     log.close()
     events = list(read_events(path))
     (lost,) = [event for event in events if event["event"] == "lost"]
     assert (lost["first"], lost["seq"], lost["lost"], lost["tick"]) == (8, 20, 13, 21)
-    assert [event["tick"] for event in events if event["event"] == "fact"] == [1, 2, 3, 4, 5, 6, 7, 21]
+    assert [event["tick"] for event in events if event["event"] == kind] == [1, 2, 3, 4, 5, 6, 7, 21]
     assert (events[-1]["event"], events[-1]["lost"], events[-1]["seq"]) == ("end", 13, 22)
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_long_facts_are_bounded_by_their_bytes(wait: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R36: lists of page hashes fill memory long before the number of events would: past the bound they are written by whoever records
+    them, or lost and counted, as with too many events."""
+    monkeypatch.setattr("cphicache.events.log.BUFFER_FACT_BYTES", 1000)
+    log = make_log(tmp_path / "log", wait_when_full=wait)
+    lock: AbstractContextManager[object] = nullcontext() if wait else log._writer._lock  # type: ignore[union-attr]
+    with lock:
+        for tick in range(40):
+            log.note(tick, "fact", pages=["x" * 100])
+    assert (log.lost == 0) is wait
+    log.close()
+    facts = [event["tick"] for event in read_events(tmp_path / "log") if event["event"] == "fact"]
+    assert facts == list(range(len(facts)))
+    assert len(facts) + log.lost == 40
+    assert wait or 3 <= len(facts) <= 10
+
+
+def test_a_log_in_a_file_is_not_in_memory_too(tmp_path: Path) -> None:
+    """R36: what is written can be read from the file only; asking the log for it takes nothing away. One in memory needs no flush."""
+    with make_log(tmp_path / "log") as log:
+        log.note(1, "fact")
+        assert (log.events, log.take(), log.dropped) == ([], [], 0)
+    log.flush()
+    assert [event["event"] for event in read_events(tmp_path / "log")] == ["header", "fact", "end"]
+    kept = make_log(None)
+    kept.note(1, "fact")
+    kept.flush()
+    assert [event["event"] for event in kept.take()] == ["header", "fact"]
+    assert (kept.events, kept.dropped) == ([], 2)
 
 
 def test_a_loss_up_to_the_end_is_told_at_the_end(tmp_path: Path) -> None:
@@ -128,6 +169,60 @@ def test_rotation_keeps_the_newest_parts(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 3
     with pytest.raises(EventReadError, match="the first parts of the log are gone"):
         list(read_events(path))
+
+
+def rotated(path: Path) -> list[int]:
+    """Write a log in many parts; the ticks of its facts."""
+    with make_log(path, max_file_bytes=1000) as log:
+        for tick in range(60):
+            log.note(tick, "fact", filler="x" * 40)
+    return list(range(60))
+
+
+def test_a_log_whose_writer_was_stopped_between_two_parts_is_read(tmp_path: Path) -> None:
+    """R36: a killed process may leave closed parts and no file of the log's own name: they are the log."""
+    path = tmp_path / "log"
+    ticks = rotated(path)
+    path.unlink()
+    found = [event["tick"] for event in read_events(path) if event["event"] == "fact"]
+    assert found == ticks[: len(found)]
+    assert len(found) > 40
+    with pytest.raises(EventReadError, match=r"other: cannot be read \(No such file"):
+        list(read_events(tmp_path / "other"))
+
+
+def test_a_part_that_does_not_follow_is_named(tmp_path: Path) -> None:
+    """R36: lines that are missing at the end of a part are missed at the begin of the next one."""
+    path = tmp_path / "log"
+    rotated(path)
+    first = tmp_path / "log.1"
+    lines = first.read_bytes().splitlines(keepends=True)
+    first.write_bytes(b"".join(lines[:-2]))
+    last = orjson.loads(lines[-1])["seq"]
+    with pytest.raises(EventReadError, match=rf"log\.2, line 1: follows event {last} where {last - 2} was the last"):
+        list(read_events(path))
+
+
+def test_a_part_that_cannot_be_put_aside_is_said_once(tmp_path: Path) -> None:
+    """R36: what stands where a part must go is named with the remedy; what was written till then can be read."""
+    (tmp_path / "log.1").mkdir()
+    log = make_log(tmp_path / "log", max_file_bytes=1000)
+    for tick in range(60):
+        log.note(tick, "fact", filler="x" * 40)
+    with pytest.raises(EventLogError, match=r"log: cannot be rotated \(.*; give it a folder of its own$"):
+        log.flush()
+    log.close()
+    assert len(list(read_events(tmp_path / "log"))) > 3
+
+
+def test_a_record_that_cannot_be_rendered_is_said_once(tmp_path: Path) -> None:
+    """R36: a step with masks of payloads that were never named cannot be told: it is an error of the caller, not a line that lies."""
+    log = make_log(tmp_path / "log")
+    log.note(1, "fact")
+    record(log, 2)
+    with pytest.raises(EventLogError, match=r"log: an event cannot be encoded \(.*; it and those after it are lost$"):
+        log.flush()
+    log.close()
 
 
 def test_parts_of_an_older_log_are_not_read(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
@@ -18,6 +20,7 @@ from cphicache.run.cli import main
 from cphicache.run.config import RunConfig
 from cphicache.run.jobs import load_requests
 from cphicache.run.world import RankResult, RankWorld, make_streams, run_world
+from tests.engine.rig import Rig
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -111,6 +114,25 @@ def test_slots_add_up(run: tuple[CacheMetrics, list[RankResult]]) -> None:
     assert by_state["RESERVED"] == by_state["LAYERS_IN_FLIGHT"] == by_state["ROLLED_BACK"] == 0
 
 
+def test_what_comes_and_goes_between_two_looks_is_counted() -> None:
+    """R40: a backup that is reserved and ends before the next look has spent no tick in its first state; it counts, once."""
+    rig, metrics = Rig(), CacheMetrics()
+    side = rig.sides[0]
+    metrics.watch(0, side.cache, lambda: SimpleNamespace(d2h_bytes=0, h2d_bytes=0), token_bytes=1)  # type: ignore[arg-type,return-value]
+    for looks in (1, 2):
+        rig.serve(f"r{looks}", "abcd"[: 2 * looks])
+        rig.tick(2)
+        metrics.tick(0)
+        counts = {
+            state: histogram.buckets()[0][-1][1]
+            for (name, state), histogram in metrics._ranks[0].histograms.items()
+            if name == "backup_state_ticks"
+        }
+        assert not side.cache.state.pending
+        assert counts["RESERVED"] == side.cache.counters.reserved == looks
+    rig.rest()
+
+
 def test_the_host_may_bring_its_registry(run: tuple[CacheMetrics, list[RankResult]]) -> None:
     """R40: metrics go into a given registry, where they stand beside the host's; a rank is watched once."""
     registry = CollectorRegistry()
@@ -137,6 +159,33 @@ def test_metrics_are_served_over_http(run: tuple[CacheMetrics, list[RankResult]]
         server.server_close()
         thread.join()
     assert 'cphicache_backups_total{outcome="committed",rank="1"}' in text
+
+
+def test_a_run_serves_its_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R40: `--metrics-port 0` takes any free port, says which on stderr, and serves there what the run has counted."""
+    started: list[tuple[Any, Any]] = []
+
+    def start(port: int, **options: Any) -> Any:
+        started.append(start_http_server(port, **options))
+        return started[0]
+
+    monkeypatch.setattr("prometheus_client.start_http_server", start)
+    sizes = ["--requests", "3", "--cp-size", "1", "--layers", "1", "--draft-layers", "0", "--verify", "off"]
+    done = CliRunner().invoke(main, ["run", "--json", *sizes, "--metrics-port", "0"])
+    ((server, thread),) = started
+    try:
+        assert done.exit_code == 0, done.output
+        (address,) = re.findall(rf"^metrics at (http://localhost:{server.server_port}/metrics)$", done.stderr, re.MULTILINE)
+        with urlopen(address) as response:
+            text = response.read().decode()
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    computed = json.loads(done.stdout)["tokens"]["computed"]
+    assert (
+        float(*re.findall(r'^cphicache_request_tokens_total\{rank="0",tier="computed"\} (.*)$', text, re.MULTILINE)) == computed > 0
+    )
 
 
 def test_a_port_that_is_taken_is_one_clear_line() -> None:

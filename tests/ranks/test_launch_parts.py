@@ -17,11 +17,12 @@ from cphicache.run.compare import first_difference
 from cphicache.run.config import RunConfig
 from cphicache.run.handshake import hello
 from cphicache.run.jobs import load_requests
-from cphicache.run.launch import rank_arguments, run_processes
+from cphicache.run.launch import outcome_of, rank_arguments, run_processes
 from cphicache.run.model import Mismatch
 from cphicache.run.rank_main import parse
 from cphicache.run.wire import decode, encode
 from cphicache.run.world import RunFailed
+from tests.ranks.test_membership import DictStore
 from tests.ranks.worlds import config_of, delayed, in_threads, rank_logs
 
 OTHER: dict[str, object] = {
@@ -164,6 +165,26 @@ def test_logs_are_compared_event_for_event(tmp_path: Path) -> None:
     assert difference is not None
     assert "after=RESERVED" in difference
     assert "after=COMMITTED" in difference
+
+
+def test_a_log_that_cannot_be_compared_is_a_difference(tmp_path: Path) -> None:
+    """R20, R36: a log that was cut, or has gone, proves nothing: the outcome says which, beside all results."""
+    config = config_of(log=tmp_path / "events.jsonl")
+    results = in_threads(config, delayed(1))
+    store = DictStore()
+    for result in results:
+        store.set(f"result/{result.rank}", encode(result))
+    assert outcome_of(config, store, {}).difference is None
+    _, second = rank_logs(tmp_path / "events.jsonl", 2)
+    second.write_bytes(second.read_bytes()[:-10])
+    difference = outcome_of(config, store, {}).difference
+    assert difference is not None
+    assert f"event log {second}, line " in difference
+    assert "the line is cut short" in difference
+    second.unlink()
+    outcome = outcome_of(config, store, {})
+    assert outcome.difference == f"event log {second}: cannot be read (No such file or directory)"
+    assert outcome.results == results
 
 
 def test_a_trace_that_only_one_process_can_read_is_refused(tmp_path: Path) -> None:

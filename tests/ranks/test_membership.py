@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from threading import Event, Lock
 
@@ -115,6 +116,16 @@ def test_a_rank_without_a_heartbeat_is_named_as_such(group: Group) -> None:
     assert caught.value.ranks == (1,)
 
 
+def test_a_rank_that_has_never_been_seen_is_named_as_such() -> None:
+    """R22: a rank that was stopped before its first heartbeat has no last seen tick, and the text does not make one up."""
+    store = DictStore()
+    member = Membership(lambda: store, 0, 2, LIMIT_S, Event())
+    with pytest.raises(GroupBroken, match=r"rank 1 does not answer reduction 0 .*: it has never given a sign of life$") as caught:
+        member.find_out(0, watch_after(LIMIT_S))
+    assert caught.value.ranks == (1,)
+    member.close()
+
+
 def test_a_silent_rank_is_given_up_early_when_the_reduction_has_failed() -> None:
     """R22: with a long limit and nobody who sees processes end, a rank that is silent is named soon after its connection has broken, and
     one that lives is not."""
@@ -189,6 +200,35 @@ def test_an_interrupt_ends_a_wait(group: Group) -> None:
     with pytest.raises(GroupBroken, match=r"^interrupted$"):
         group.members[0].find_out(4, watch_after(LIMIT_S))
     assert read(group.store, "verdict") is None
+
+
+class GoneStore(DictStore):
+    """Its host has gone."""
+
+    def set(self, key: str, value: str) -> None:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    ("store", "parent", "told"),
+    [
+        (GoneStore(), None, r"rank 1: the launcher's store does not answer \(RuntimeError\)"),
+        (DictStore(), 1, "rank 1: the launcher has gone"),
+    ],
+    ids=["store", "parent"],
+)
+def test_a_rank_whose_launcher_has_gone_ends_at_its_next_step(
+    store: DictStore, parent: int | None, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R22: the heartbeat notices that the store does not answer, or that the rank has another parent, and has the rank end."""
+    parents = iter([os.getppid()] if parent is None else [parent + 1, parent])
+    monkeypatch.setattr("cphicache.agree.membership.os.getppid", lambda: next(parents))
+    stop = Event()
+    member = Membership(lambda: store, 1, 2, LIMIT_S, stop)
+    assert stop.wait(20.0)
+    with pytest.raises(GroupBroken, match=f"^{told}$"):
+        member.check_stop()
+    member.close()
 
 
 def test_a_heartbeat_tells_how_far_a_rank_is() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -231,6 +232,7 @@ def test_options_that_do_not_go_together(recorded: Path) -> None:
         (["--shrink"], "--shrink: give the file to write"),
         (["--execute", "--shrink", "-o", "x.py"], "give one of them"),
         (["--shrink", "--json", "-o", "x.py"], "leave out --json"),
+        ([str(recorded), "--shrink", "-o", "x.py"], "--shrink takes the log of one rank, and 2 were given"),
         (["-o", "x.py"], "-o x.py: is the test case that --shrink writes"),
     ):
         answer = CliRunner().invoke(main, ["replay", str(recorded), *options])
@@ -239,3 +241,17 @@ def test_options_that_do_not_go_together(recorded: Path) -> None:
     answer = CliRunner().invoke(main, ["replay", str(recorded), "--execute"])
     assert answer.exit_code == 0
     assert "events as recorded" in answer.output
+
+
+def test_json_has_an_entry_for_each_log(recorded: Path, tmp_path: Path) -> None:
+    """R37: with ``--json`` only that is printed: a log's events and its first difference, or none; one is enough for status 1."""
+    events = events_of(recorded)
+    at = find(events, step("copy_done"))
+    edited = write(tmp_path / "edited.jsonl", [*events[:at], {**events[at], "slots": 12345}, *events[at + 1 :]])
+    answer = CliRunner().invoke(main, ["replay", str(edited), str(recorded), "--execute", "--json"])
+    assert answer.exit_code == 1
+    different, same = json.loads(answer.output)["logs"]
+    assert (different["log"], same["log"]) == (str(edited), str(recorded))
+    assert "12345" in different["difference"]
+    assert same["difference"] is None
+    assert same["events"] > different["events"] > 0

@@ -20,6 +20,7 @@ from cphicache.events import EVENTS, FIELDS, read_events
 from cphicache.lifecycle import State, table_hash
 from cphicache.replay import Filter, Kind, replay
 from cphicache.replay.spread import Spread
+from cphicache.run import seen
 from cphicache.run.cli import main
 from cphicache.transfer.faults import CopyFaults
 from tests.replay.conftest import serve
@@ -166,6 +167,9 @@ def test_the_command_line_tells_by_its_exit_status(one_rank: Path, tmp_path: Pat
     good = run.invoke(main, ["replay", str(one_rank), "--json"])
     assert good.exit_code == 0
     assert json.loads(good.output)["clean"] is True
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(seen, "PROGRESS_FROM_BYTES", 0)  # progress is shown then, and not on stdout
+        assert run.invoke(main, ["replay", str(one_rank), "--json"]).stdout == good.stdout
     faulty = write(tmp_path / "faulty", [event for event in events_of(one_rank) if not step("copy_done")(event)])
     bad = run.invoke(main, ["replay", str(faulty)])
     assert bad.exit_code == 1

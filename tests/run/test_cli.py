@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
+import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +29,13 @@ from cphicache.run.launch import Outcome
 from cphicache.run.pools import make_pools
 from cphicache.run.report import MUST_SEE
 from cphicache.run.scheduler import Scheduler
-from cphicache.run.world import run_world
+from cphicache.run.world import RankResult, run_world
 from cphicache.transfer.backends.port import PageSlots
 from cphicache.transfer.pools.device import DevicePool
 from cphicache.transfer.rank import RankTransfer
 from tests.run.worlds import SMALL
 
+TWO_RANKS = RunConfig(**{**SMALL, "cp_size": 2})
 QUICK = [
     "run",
     *(part for name, value in SMALL.items() for part in (f"--{name.replace('_', '-')}", str(value)) if "latent" not in name),
@@ -145,6 +152,7 @@ BAD_OPTIONS: list[tuple[list[str], list[str]]] = [
     (["--cp-size", "four"], ["--cp-size", "four", "integer"]),
     (["--cp-size"], ["--cp-size", "requires an argument"]),
     (["somewhere"], ["unexpected", "somewhere"]),
+    (["--metrics-port", "0", "--launch", "processes"], ["--metrics-port 0", "--launch threads"]),
 ]
 
 
@@ -322,6 +330,31 @@ def test_an_earlier_run_in_the_same_folder_is_not_mixed_in(tmp_path: Path) -> No
     assert sorted(path.name for path in tmp_path.iterdir()) == ["events.rank0.jsonl", "events.rank1.jsonl", "summary.json"]
 
 
+@pytest.mark.parametrize("refused", [["--launch", "processes"], []])
+def test_a_run_that_is_refused_leaves_an_earlier_one(refused: list[str], tmp_path: Path) -> None:
+    """R35, R36: what an earlier run has written goes when the next one begins, not when that is refused for its port."""
+    assert quick("--out", tmp_path).exit_code == 0
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"--metrics-port {port}: " in one_line(quick("--out", tmp_path, "--metrics-port", str(port), *refused), 2)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_what_an_earlier_run_left_and_cannot_be_removed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R35: where two runs would be mixed, nothing is served."""
+    old = tmp_path / "events.rank7.jsonl"
+    old.write_text("old")
+
+    def refused(path: Path) -> None:
+        raise PermissionError(1, "Operation not permitted", str(path))
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    line = one_line(quick("--out", tmp_path), 2)
+    assert line == f"cphicache: {old}: is of an earlier run and cannot be removed (Operation not permitted); give another --out"
+    assert list(tmp_path.iterdir()) == [old]
+
+
 @pytest.mark.parametrize("page_size", [512, 1024])
 def test_large_pages_need_no_other_option(page_size: int) -> None:
     """R31: where the pools are left open they hold at least two chunks and pages of any legal size."""
@@ -345,16 +378,83 @@ def test_a_full_standard_output_is_one_line(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1].startswith("cphicache: standard output: cannot be written")
 
 
+def test_a_reader_that_has_gone_is_no_error_of_the_output(served: list[RankResult], monkeypatch: pytest.MonkeyPatch) -> None:
+    """R35: who reads only the first lines (``--json | head``) is not told to give room: click ends as other programs do."""
+
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr(sys, "stdout", Closed())
+    with pytest.raises(BrokenPipeError):
+        report_run(replace(TWO_RANKS, json=True), Outcome(served, {}, None), bare=False)
+
+
 def test_a_device_is_no_log_of_several_ranks() -> None:
     """R36: ranks write files of their own beside ``--log``; where that makes no sense nothing is created."""
     assert "--log /dev/null: is not a file" in one_line(quick("--log", "/dev/null"), 2)
     assert not Path("/dev/null.rank0").exists()
 
 
-def test_a_rank_that_went_after_all_was_served_is_not_all_right(capfd: pytest.CaptureFixture[str]) -> None:
-    """R22: a rank that is lost when nobody needs it any more is named, and the status says that its part is not proved."""
-    config = RunConfig(**{**SMALL, "cp_size": 2})
-    (result, _) = run_world(config, load_requests(config))
-    assert report_run(config, Outcome([result], {1: "was killed by SIGKILL"}, None), bare=False) == 1
-    assert "rank 1 was killed by SIGKILL" in capfd.readouterr().err
-    assert report_run(config, Outcome([result], {}, None), bare=False) == 0
+@pytest.fixture(scope="module")
+def served() -> list[RankResult]:
+    """What two ranks that are fine report."""
+    return run_world(TWO_RANKS, load_requests(TWO_RANKS))
+
+
+def changed(result: RankResult, **served: Any) -> RankResult:
+    """The same, with other figures of what was served."""
+    return replace(result, served=replace(result.served, **served))
+
+
+@pytest.mark.parametrize(
+    ("report", "said", "status"),
+    [
+        (lambda a, b: Outcome([a, b], {}, None), [], 0),
+        (lambda a, b: Outcome([a], {1: "was killed by SIGKILL"}, None), ["rank 1 was killed by SIGKILL"], 1),
+        (
+            lambda a, b: Outcome([replace(a, broken="rank 1 does not answer", gone="gone: 3 pages")], {1: "was killed"}, None),
+            ["rank 1 was killed", "rank 1 does not answer", "gone: 3 pages"],
+            1,
+        ),
+        (
+            lambda a, b: Outcome([replace(each, quarantined="rank 2 does not answer") for each in (a, b)], {2: "was killed"}, None),
+            ["rank 2 was killed", "rank 2 does not answer"],
+            0,
+        ),
+        (lambda a, b: Outcome([a, replace(b, ticks=b.ticks + 1)], {}, None), ["the ranks' logical figures differ"], 1),
+        (lambda a, b: Outcome([a, b], {}, "the logs of ranks 0 and 1 differ"), ["the logs of ranks 0 and 1 differ"], 1),
+        (lambda a, b: Outcome([changed(a, refusals=["request 3: too long"]), b], {}, None), ["request 3: too long"], 0),
+    ],
+    ids=["fine", "lost when all was served", "lost", "lost and not needed", "other figures", "other logs", "refused"],
+)
+def test_what_is_wrong_with_ranks_is_said_and_is_the_status(
+    report: Callable[[RankResult, RankResult], Outcome],
+    said: list[str],
+    status: int,
+    served: list[RankResult],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """R20, R22, R30: each thing is one line, said once although survivors say the same; a rank that is lost when nobody needs it any more
+    is not all right: its part is not proved. With replicated KV the others have proved everything."""
+    first, second = served
+    assert report_run(TWO_RANKS, report(first, second), bare=False) == status
+    out, err = capsys.readouterr()
+    assert err.splitlines() == [f"cphicache: {line}" for line in said]
+    assert "by rank" not in out
+
+
+def test_figures_of_ranks_that_are_processes_are_shown_rank_by_rank(
+    served: list[RankResult], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """R23: over processes each rank has its own bytes and waits, in a column of its own; what is no figure has no row."""
+    waited = [replace(result, waits=1000 + result.rank, blocked_s=0.25) for result in served]
+    assert report_run(TWO_RANKS, Outcome(waited, {}, None), bare=False) == 0
+    _, table = capsys.readouterr().out.split("by rank")
+    cut = [[cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in table.splitlines()]
+    rows = {cells[0]: cells[1:] for cells in cut if cells}
+    assert rows["what"] == ["rank 0", "rank 1"]
+    assert rows["waits"] == ["1,000", "1,001"]
+    assert rows["blocked ms"] == ["250.0", "250.0"]
+    assert rows["D2H"] == [f"{result.transfer.d2h_bytes:,}" for result in served]
+    assert not {"rank", "quarantined", "broken", "gone"} & set(rows)

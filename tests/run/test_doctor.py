@@ -12,10 +12,12 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from cphicache.run import doctor, doctor_copies
 from cphicache.run.cli import main
-from cphicache.run.doctor import ON_CPU_NOTE, PairResult, examine
+from cphicache.run.doctor import ON_CPU_NOTE, PairResult, Report, examine
 from cphicache.run.doctor_command import doctor_command
-from cphicache.run.doctor_copies import Way
+from cphicache.run.doctor_copies import Way, ways
+from cphicache.transfer.backends import make_backend
 from cphicache.transfer.backends.port import RowPair, RowPlan
 from cphicache.transfer.backends.rows import RowsBackend
 from cphicache.transfer.backends.torch_backend import TorchBackend
@@ -144,3 +146,51 @@ def test_a_report_that_cannot_be_written_is_exit_status_2(tmp_path: Path) -> Non
     result = CliRunner().invoke(doctor_command, ["--device", "cpu", "--out", str(tmp_path / "no" / "such.json")])
     assert result.exit_code == 2
     assert "such.json: cannot be written" in result.stderr
+
+
+def test_on_a_gpu_nothing_is_a_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R32: with a GPU every backend runs on its package and on that device: neither on reference operators nor in an interpreter."""
+    asked: list[tuple[str, dict[str, object]]] = []
+
+    def made(name: str, **options: object) -> object:
+        asked.append((name, options))
+        return make_backend("torch")
+
+    monkeypatch.setattr(doctor_copies, "make_backend", made)
+    found = {
+        (row.kind, row.io_backend, way.runs_on, way.operators)
+        for row in SUPPORT
+        if row.reason is None and row.layout == "page_first" and row.kind == "mla"
+        for find in ways(row, "cuda")
+        for way in [find()]
+    }
+    assert found == {("mla", name, "cuda", None) for name in ("torch", "triton", "kernel")} | {
+        ("mla", "kernel", "cuda, triton D2H", None)
+    }
+    assert [name for name, options in asked if options] == ["kernel"]
+    assert all(set(options) <= {"page_first_d2h"} for _, options in asked)
+
+
+def test_a_gpu_and_its_rates_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R32: with a GPU the table names it, with what pinned copies reach and what each pair does; what could not run has no rate."""
+    report = Report(
+        cphicache="1", python="3", system="Linux", packages={"torch": "2"}, cuda="12.9", gpu="NVIDIA H100", compute_capability="9.0",
+        memory_limits=[], pinned_d2h_gb_per_s=55.04, pinned_h2d_gb_per_s=54.0,
+        pairs=[
+            PairResult("mla", "layer_first", "torch", "ok", "cuda", "", 20.04, 21.0, 22.0),
+            PairResult("mla", "layer_first", "kernel", "unavailable", "", "no package"),
+        ],
+    )  # fmt: skip
+    monkeypatch.setattr(doctor, "examine", lambda **options: report)
+    result = CliRunner().invoke(doctor_command, [], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    for line in (
+        "GPU: NVIDIA H100, compute capability 9.0, CUDA 12.9",
+        "pinned-copy limit: 55.0 GB/s out (D2H), 54.0 GB/s in (H2D)",
+        "KV layout backend status runs on D2H layer GB/s D2H all GB/s H2D layer GB/s",
+        "mla layer_first torch ok cuda 20.0 21.0 22.0",
+        "mla layer_first kernel unavailable",
+        "1 ok, 1 unavailable; verified on NVIDIA H100",
+    ):
+        assert line in lines

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from cphicache.transfer.backends import BackendUnavailable, UnsupportedCombination, copy_backend, make_backend
+from cphicache.transfer.backends.port import plan_rows
 from cphicache.transfer.backends.reference import ReferenceOperators
 from cphicache.transfer.pools.device import DevicePool, KVShape
 from cphicache.transfer.pools.host import make_host_pool
@@ -61,6 +62,26 @@ def test_the_package_is_loaded_once(package: ModuleType) -> None:
         with pytest.raises(ValueError, match=f"'{name}' copies device pools on 'cuda', and this one is on 'cpu'"):
             host.check_twin(DevicePool(shape, 8), name)
     copy_backend.cache_clear()
+
+
+def test_rows_are_moved_to_a_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R11: every layer of an operation asks for the same rows: they cross once to each device, through pinned memory, and not at all
+    to the CPU."""
+    pinned: list[torch.Tensor] = []
+
+    def pin(rows: torch.Tensor) -> torch.Tensor:
+        pinned.append(rows)
+        return rows
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    source, destination = torch.tensor([3, 4]), torch.tensor([0, 7])
+    plan = plan_rows(source, destination, 8, 8)
+    assert plan.on(torch.device("cpu")) == (source, destination)
+    assert not pinned
+    moved = plan.on(torch.device("meta"))
+    assert [rows.device.type for rows in moved] == ["meta", "meta"]
+    assert plan.on(torch.device("meta")) is moved
+    assert len(pinned) == 2
 
 
 def test_unknown_backends_are_named() -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
 
 from cphicache.transfer.backends.port import RowPair, plan_rows
 from cphicache.transfer.backends.triton_backend import TritonBackend, TritonUnavailable
@@ -176,6 +177,30 @@ def test_buffers_that_a_kernel_cannot_reach_are_refused() -> None:
         copy([RowPair(pair.source, buffer(4, 9, seed=3))], [0], [0])
     with pytest.raises(ValueError, match="max_programs=0"):
         TritonBackend(max_programs=0)
+
+
+@pytest.mark.parametrize(
+    ("source", "destination", "interpret", "said"),
+    [
+        ("cuda:0", "cpu", True, "buffer on cuda:0: Triton's interpreter copies CPU buffers; unset TRITON_INTERPRET"),
+        ("cuda:0", "cpu", False, "the host buffer is not pinned: .* pin the host pool"),
+        ("cpu", "cuda:0", False, "the host buffer is not pinned: .* pin the host pool"),
+        ("cuda:0", "cuda:1", False, r"buffers on \['cuda:0', 'cuda:1'\]: a copy is between one GPU and the host"),
+        ("cuda:1", "cuda:1", False, None),
+    ],
+)
+def test_buffers_of_a_gpu_are_checked_before_a_kernel_reads_them(
+    source: str, destination: str, interpret: bool, said: str | None
+) -> None:
+    """R32: an address that a kernel cannot read would end the process: pageable memory and a second GPU are refused in one line."""
+    with FakeTensorMode():  # tensors that say where they are, and have no memory there
+        pair = RowPair(*(torch.empty(4, 8, dtype=torch.uint8, device=where) for where in (source, destination)))
+        backend = TritonBackend(interpret=interpret)
+        if said is None:
+            backend.check_pair(pair)
+        else:
+            with pytest.raises(ValueError, match=said):
+                backend.check_pair(pair)
 
 
 def test_without_the_package_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:

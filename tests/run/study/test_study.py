@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -176,7 +177,9 @@ def test_the_command_line_writes_what_plots_draw(tmp_path: Path) -> None:
     for arguments in (overlap, [*hits, "--out", str(results / "study-hits.json")]):
         found = runner.invoke(study_command, arguments)
         assert found.exit_code == 0, found.output
-    assert "layer by layer" in runner.invoke(study_command, overlap).output
+    shown = runner.invoke(study_command, overlap[:-2])  # without --out
+    assert "layer by layer" in shown.output
+    assert "last KV store to copies done" in shown.output
     row = {
         "name": "tick-growth",
         "what": "a tick, x",
@@ -185,6 +188,9 @@ def test_the_command_line_writes_what_plots_draw(tmp_path: Path) -> None:
     }
     (results / "bench.json").write_bytes(orjson.dumps({"rows": [row]}))
     written = write_plots(results, tmp_path / "plots")
+    drawn = runner.invoke(plots_command, ["--results", str(results), "--to", str(tmp_path / "again")])
+    assert drawn.exit_code == 0, drawn.output
+    assert drawn.output.splitlines() == [str(tmp_path / "again" / path.name) for path in written]
     assert [path.name for path in written] == ["cost-over-tree.svg", "overlap.svg", "hits.svg"]
     assert all(path.read_text(encoding="utf-8").rstrip().endswith("</svg>") for path in written)
 
@@ -199,6 +205,59 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, text: str) -> None:
     assert found.output.startswith(f"cphicache: {tmp_path / name}: is damaged, or of another version (")
     assert found.output.endswith("have it written anew, or remove it\n")
     assert not (tmp_path / "plots").exists()
+
+
+def test_plots_that_cannot_be_drawn_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R35: a folder that cannot be written to, and a package that is not installed, are told with the remedy."""
+    row = {
+        "name": "tick-growth",
+        "what": "a tick",
+        "median": 0.01,
+        "details": {"over": "nodes", "sizes": [1, 10], "us": [1.0, 1.1]},
+    }
+    (tmp_path / "bench.json").write_bytes(orjson.dumps({"rows": [row]}))
+    arguments = ["--results", str(tmp_path), "--to", str(tmp_path / "bench.json" / "plots")]
+    refused = CliRunner().invoke(plots_command, arguments)
+    assert (refused.exit_code, refused.output.count("\n")) == (2, 1)
+    assert refused.output.startswith(f"cphicache: {arguments[-1]}: cannot be written (")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"] + ["matplotlib"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    missing = CliRunner().invoke(plots_command, arguments)
+    assert (missing.exit_code, missing.output.count("\n")) == (2, 1)
+    assert missing.output.endswith("pip install 'cphicache[plots]'\n")
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_overlap_on_a_trace_serves_it_in_both_modes(written: bool, tmp_path: Path) -> None:
+    """R1, R11: with ``--trace`` both modes serve the same prompts, their figures are in the table and, on demand, in the file, with what
+    they are about."""
+    trace, out = tmp_path / "own.jsonl", tmp_path / "rows.json"
+    lines = [{"timestamp": 10 * n, "input_length": 1024, "output_length": 2, "hash_ids": [n % 4, 9 + n]} for n in range(12)]
+    trace.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
+    sizes = ["--device-tokens", "8192", "--host-tokens", "16384", "--layers", "4", "--cp-size", "2"]
+    arguments = ["overlap", "--trace", str(trace), "--requests", "10", *sizes, *(["--out", str(out)] if written else [])]
+    found = CliRunner().invoke(study_command, arguments)
+    assert found.exit_code == 0, found.output
+    shown = {cells[0]: cells[1:] for line in found.output.splitlines() if len(cells := re.split(r"\s{2,}", line.strip())) == 3}
+    assert list(shown) == [
+        "device hits",
+        "host hits",
+        "recomputed tokens",
+        "evicted without host copy",
+        "backups refused",
+        "retracted",
+        "virtual time",
+    ]
+    assert out.exists() is written
+    if written:
+        results = read_rows(out, "overlap-trace")
+        assert results["about"]["trace"] == "own.jsonl"
+        assert (results["about"]["cp_size"], results["about"]["layers"]) == (2, 4)
+        layered, whole = results["rows"]
+        assert (layered["overlap"], whole["overlap"]) == (True, False)
+        assert layered["requests"] == whole["requests"] == 10
+        for name in list(shown)[:-1]:
+            assert shown[name] == [f"{layered[name]:,}", f"{whole[name]:,}"]
 
 
 class _Profiler:

@@ -128,6 +128,16 @@ def test_a_study_goes_on_only_as_it_began(changed: list[str], said: str, tmp_pat
     assert [row["device tokens"] for row in orjson.loads(out.read_bytes())["rows"]] == [16384, 32768]
 
 
+@pytest.mark.parametrize("arguments", [HITS, SERVE, ["overlap"]], ids=lambda arguments: arguments[0])
+def test_a_trace_that_is_none_is_one_line(arguments: list[str], tmp_path: Path) -> None:
+    """R35: in every study, with the line's number; nothing is written."""
+    trace = tmp_path / "trace.jsonl"
+    trace.write_bytes(TRACE_LINE + b"{oops\n")
+    out = tmp_path / "rows.json"
+    assert f"{trace} line 2: is not JSON" in _refused(study_command, [*arguments, "--trace", str(trace), "--out", str(out)])
+    assert list(tmp_path.iterdir()) == [trace]
+
+
 def test_a_trace_of_the_same_name_and_size_is_another(tmp_path: Path) -> None:
     """R35: requests that come at other times are not those of the rows that are kept."""
     trace, out = tmp_path / "trace.jsonl", tmp_path / "rows.json"
