@@ -12,6 +12,7 @@ import orjson
 
 from cphicache import __version__
 from cphicache.bench.harness import Bench, Effort, Measured
+from cphicache.files import whole_file
 
 SCHEMA = 1
 BEGIN, END = "<!-- generated: begin -->\n", "<!-- generated: end -->\n"
@@ -139,13 +140,9 @@ def write_docs(path: Path, results: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _write_whole(path: Path, content: bytes) -> None:
-    partial = path.with_name(f".{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            partial.write_bytes(content)
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        with whole_file(path) as file:
+            file.write_bytes(content)
     except OSError as error:
         raise ResultsError(f"{path}: cannot be written ({error.strerror or error}); give another file") from error

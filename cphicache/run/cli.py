@@ -17,7 +17,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from cphicache import __version__
 from cphicache.bench.command import bench_command
 from cphicache.events import exit_on_signals
-from cphicache.files import whole_file
 from cphicache.run.config import (
     Arrival,
     ConfigError,
@@ -36,7 +35,7 @@ from cphicache.run.config import (
 )
 from cphicache.run.doctor_command import doctor_command
 from cphicache.run.explore_command import explore_command
-from cphicache.run.failure import Failure, OneLineGroup
+from cphicache.run.failure import Failure, OneLineGroup, write_whole
 from cphicache.run.plan_command import plan_command
 from cphicache.run.plots_command import plots_command
 from cphicache.run.seen import diagram_command, replay_command, report_command, trace_command
@@ -304,15 +303,6 @@ def make_folder(config: RunConfig) -> None:
         config.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise Failure(f"--out {config.out}: cannot be made ({error.strerror or error}); give a folder that can") from error
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that it is either there as a whole or not at all."""
-    try:
-        with whole_file(path) as file:
-            file.write_bytes(content)
-    except OSError as error:
-        raise Failure(f"{path}: cannot be written ({error.strerror or error}); give another --out") from error
 
 
 @main.command()

@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from cphicache.run.failure import Failure, OneLineCommand
+from cphicache.run.failure import Failure, OneLineCommand, write_whole
 from cphicache.transfer.budget import describe_bytes
 
 if TYPE_CHECKING:
@@ -49,10 +49,7 @@ def doctor_command(device: str, as_json: bool, out: Path | None) -> None:
         raise Failure(f"--device {device}: {error}") from error
     encoded = orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2)
     if out is not None:
-        try:
-            out.write_bytes(encoded + b"\n")
-        except OSError as error:
-            raise Failure(f"{out}: cannot be written ({error.strerror or error}); give another --out") from error
+        write_whole(out, encoded + b"\n")
     if as_json:
         click.echo(encoded.decode())
     else:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from cphicache.run.failure import Failure, OneLineCommand
+from cphicache.run.failure import Failure, OneLineCommand, write_whole
 from cphicache.run.numbers import FiniteFloatRange
 
 
@@ -42,7 +42,6 @@ def explore_command(
 
     from cphicache.explore import WORLDS, ScenarioError
     from cphicache.run import explore as exploring
-    from cphicache.run.cli import write_whole
 
     if list_worlds:
         for world in WORLDS.values():

@@ -1,15 +1,17 @@
-"""How a command says that its input is unusable."""
+"""How a command says that its input is unusable, or its output."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
 
 from cphicache.events import interrupt_on_signals
+from cphicache.files import whole_file
 
 
 class Failure(click.ClickException):
@@ -31,6 +33,15 @@ def one_line() -> Iterator[None]:
         raise
     except click.UsageError as error:
         raise Failure(error.format_message()) from error
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a command's ``--out`` so that it is there as a whole, or as it was. Raises :class:`Failure`."""
+    try:
+        with whole_file(path) as file:
+            file.write_bytes(content)
+    except OSError as error:
+        raise Failure(f"{path}: cannot be written ({error.strerror or error}); give another --out") from error
 
 
 class OneLineCommand(click.Command):

@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from cphicache.files import whole_file
 from cphicache.replay import Filter, UnusableLogs, node_way, replay, write_page, write_trace
 from cphicache.run.diagrams import DiagramError, draw_with_dot
 from cphicache.run.draw import dot_text, mermaid_text
@@ -158,7 +159,8 @@ def diagram_command(out: Path | None, log: Path | None, node: int | None) -> Non
             click.echo(mermaid_text(way=way), nl=False)
             return
         picture = draw_with_dot(dot_text(way=way), out.suffix[1:])
-        out.write_bytes(picture)
+        with whole_file(out) as file:
+            file.write_bytes(picture)
     except (UnusableLogs, DiagramError) as error:
         raise Unusable(str(error)) from error
     except OSError as error:
