@@ -83,13 +83,13 @@ def as_json(reports: Iterable[Report]) -> dict[str, Any]:
 def table(reports: Sequence[Report]) -> Group:
     """Reports for people: a row each, and how far those came that were not exhausted."""
     shown = Table(box=None, pad_edge=False)
-    for column in ("world", "states", "edges", "depth", "logical", "engine calls", "CPU s", "states/s", ""):
+    for column in ("world", "states", "edges", "depth", "logical", "engine calls", "CPU s", ""):
         shown.add_column(column, justify="left" if column in ("world", "") else "right")
     for report in reports:
         verdict = "[red]violation[/red]" if report.violation else "exhausted" if report.complete else "bounded"
         numbers = (report.states, report.edges, report.depth, report.logical, report.steps)
         cells = [f"{number:,}" for number in numbers]
-        shown.add_row(report.world, *cells, f"{report.cpu_seconds:.1f}", f"{_rate(report):,}", verdict)
+        shown.add_row(report.world, *cells, f"{report.cpu_seconds:.1f}", verdict)
     notes = [f"{report.world}: bounded: {_how_far(report)}" for report in reports if not (report.violation or report.complete)]
     return Group(shown, *notes)
 
