@@ -16,8 +16,10 @@ from cphicache.events import EventLog
 from cphicache.events.types import DEVICE
 from cphicache.reexecute import Execution, NothingFails, RecordedLog, Unplayable, run_case, shrink
 from cphicache.reexecute.execute import Event, comparable
+from cphicache.reexecute.local import Name, ReplayTransfer
 from cphicache.reexecute.script import Symbols, needs
-from cphicache.transfer.port import CopyStatus
+from cphicache.spaces.types import LogicalPage
+from cphicache.transfer.port import CopyStatus, OpKey
 from tests.replay.calls import (
     LoggedScheduler,
     load_back_without_prepare,
@@ -93,6 +95,23 @@ def test_the_checker_knows_every_row(log: str, tmp_path: Path) -> None:
     that were loaded back, and not of those that were freed. It is not asked where a caller admits what no call has found."""
     with pytest.raises(NothingFails, match="the checker finds nothing"):
         shrink(RecordedLog(LOGS[log](tmp_path / "events.jsonl")))
+
+
+def test_an_answer_is_given_once_and_the_last_one_stays() -> None:
+    """R37: each time the engine looks it gets the next answer of those that were recorded, and after the last one that one again; what
+    was waited for has ended, and has failed only if that was recorded."""
+    transfer, first, second = ReplayTransfer(), OpKey(1, 1), OpKey(2, 2)
+    transfer.begin(0, [], [])
+    transfer.reserve(first, [LogicalPage(1)])
+    transfer.reserve(second, [LogicalPage(2)])
+    failing, failed = CopyStatus(False, True), CopyStatus(True, True)
+    transfer.begin(1, [(first, failing), (Name(0, 1), failing), (first, failed)], [])
+    assert [transfer.status(first) for _ in range(3)] == [failing, failed, failed]
+    assert transfer.status(second) == failing
+    transfer.begin(2, [], [])
+    assert [transfer.status(op) for op in (first, second)] == [failed, failing]
+    transfer.wait_backup(second)
+    assert transfer.status(second) == failed
 
 
 # -- less ---------------------------------------------------------------------------------------------------------------------------

@@ -94,6 +94,19 @@ def test_a_prompt_that_is_in_the_way_is_computed_again() -> None:
     assert (served.finished, served.retracted, served.refused) == (2, 1, 0)
 
 
+def test_a_prefix_that_holds_too_much_is_computed_again() -> None:
+    """R24: the lock of a node that is matched in part holds all of it; where the rest of the prompt has no room beside it, the part is
+    computed again."""
+    config = replace(SMALL, chunk_tokens=16_384)
+    long = TraceRequest(0, 0, 25 * 512, 1, tuple(range(25)))
+    other = TraceRequest(1, 10**6, 19 * 512, 1, (*range(6), *range(100, 113)))
+    served = TraceServer(config, [long, other]).run()
+    assert (served.finished, served.refused, served.retracted) == (2, 0, 0)
+    assert served.tokens_device == 0
+    fits = replace(other, input_length=8 * 512, hash_ids=(*range(6), 100, 101))
+    assert TraceServer(config, [long, fits]).run().tokens_device == 6 * 512
+
+
 def test_results_that_are_none_are_refused(tmp_path: Path) -> None:
     """R35: without a file there are no rows yet; one that is not JSON, or a folder, is refused in one line that names it."""
     assert read_rows(tmp_path / "absent.json", "hits") == {"study": "hits", "about": {}, "rows": []}
