@@ -51,6 +51,10 @@ class Undecided(Exception):
     """A call got to a point where the environment decides, no answer was given, and none may be chosen."""
 
 
+class WrongAnswer(ValueError):
+    """An answer was given that is none to the question. The text is one line."""
+
+
 class Blocked(Exception):
     """A call waits for the other ranks' samples of a drain round."""
 
@@ -80,12 +84,12 @@ class Environment:
 
     def fate(self, about: str, options: Sequence[Fate]) -> Fate:
         """The next answer, one of ``options`` (the first of them is no fault); raises :class:`Undecided` when there is none and none
-        may be chosen."""
+        may be chosen, :class:`WrongAnswer` when it is another."""
         at = len(self.taken)
         if at < len(self._answers):
             answer = self._answers[at]
             if answer not in options or not isinstance(answer, Fate):
-                raise ValueError(f"answer {answer!r} to {about}: give one of {', '.join(options)}")
+                raise WrongAnswer(f"answer {str(answer)!r} to {about}: give one of {', '.join(options)}")
         elif self._chooses:
             answer, self.others[at] = options[0], options[1:]
         else:
@@ -94,11 +98,11 @@ class Environment:
         return answer
 
     def reduction(self, own: Sample) -> Sample:
-        """The minimum over all ranks; raises :class:`Blocked` when it is not known."""
+        """The minimum over all ranks; raises :class:`Blocked` when it is not known, :class:`WrongAnswer` when a fate is given."""
         if len(self.taken) >= len(self._answers):
             raise Blocked(own)
         answer = self._answers[len(self.taken)]
         if not isinstance(answer, Sample):
-            raise ValueError(f"answer {answer!r} to a reduction: give a sample")
+            raise WrongAnswer(f"answer {str(answer)!r} to a reduction: give what the ranks agreed on")
         self.taken.append(answer)
         return answer

@@ -4,6 +4,7 @@ turn for ever?"""
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -109,10 +110,9 @@ def _marks_on(graph: Graph, cycle: tuple[int, ...]) -> int:
 def _cycle(graph: Graph, state: int, target: int) -> tuple[int, ...]:
     """States of a shortest cycle that begins with the edge from ``state`` to ``target``."""
     came_from = {target: state}
-    queue = [target]
-    for at in queue:
-        if at == state:
-            break
+    queue = deque([target])
+    while state not in came_from:  # there is a way: both are in one component
+        at = queue.popleft()
         for following, _ in graph.out(at, _is_inner):
             if following not in came_from:
                 came_from[following] = at

@@ -17,7 +17,7 @@ from cphicache.engine.canonical import ANYTHING, Outlook
 from cphicache.engine.records import Backup
 from cphicache.explore.audit import TakeCensus, audit, audit_local, check_loaded, is_at_rest
 from cphicache.explore.driver import Driver
-from cphicache.explore.environment import FAULTS, Answer, Blocked, Environment, Sample, Undecided
+from cphicache.explore.environment import FAULTS, Answer, Blocked, Environment, Sample, Undecided, WrongAnswer
 from cphicache.explore.images import Images, PackedImage
 from cphicache.explore.lateness import Standing, Standings, latest
 from cphicache.explore.reducer import RecordedReducer
@@ -181,7 +181,8 @@ class Rank:
         return kept
 
     def step(self, state: int, event: str, pending: Sample | None, given: tuple[Answer, ...], *, chooses: bool = False) -> Outcome:
-        """Make one event happen. Where an answer is missing the first option is taken (``chooses``), or :class:`Undecided` raised."""
+        """Make one event happen. Where an answer is missing the first option is taken (``chooses``), or :class:`Undecided` raised;
+        :class:`WrongAnswer` for one that is none of the options."""
         self.restore(state)
         self._environment.begin(given, chooses=chooses)
         self._reducer.begin(pending)
@@ -190,11 +191,10 @@ class Rank:
         arrived = waits_with = broken = None
         try:
             self.driver.perform(event)
-            self._reducer.require_waited()
             arrived = self._arrive()
         except Blocked as blocked:
             waits_with = blocked.sample
-        except Undecided:
+        except (Undecided, WrongAnswer):
             raise
         except Exception as error:  # whatever the engine raises here is a violation; it is reported with the way to it
             broken = f"{type(error).__name__}: {error}"

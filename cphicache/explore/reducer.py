@@ -59,11 +59,6 @@ class RecordedReducer:
         base = self.first_open()
         return base + agreed.done, NO_FAILURE if agreed.failed is None else base + agreed.failed
 
-    def require_waited(self) -> None:
-        """The call has ended: what was outstanding before it and is issued after it cannot both be."""
-        if self._pending is not None and self.sample is not None:
-            raise AssertionError("two reductions are outstanding: expected the first to be waited for")
-
     @property
     def outstanding(self) -> Sample | None:
         """The sample that waits for the next call, or the reduction that this call did not wait for."""

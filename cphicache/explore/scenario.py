@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 
 from cphicache.engine import CpHiRadixCache
 from cphicache.explore.audit import TakeCensus
-from cphicache.explore.environment import Answer, Fate, Sample, Undecided
+from cphicache.explore.environment import Answer, Fate, Sample, Undecided, WrongAnswer
 from cphicache.explore.product import Product, WorldState
 from cphicache.explore.reducer import minimum
 from cphicache.explore.script import World
@@ -60,6 +60,8 @@ def play(world: World, happenings: Sequence[Happening], take_census: TakeCensus)
     state, lines = product.first, list[str]()
     for happening in happenings:
         answers = happening.answers or tuple(() for _ in product.ranks)
+        if len(answers) != len(product.ranks):
+            raise ScenarioError(f"{happening.event}: answers of {len(answers)} ranks, in a world of {len(product.ranks)}")
         lines.append(" | ".join((happening.event, *(" ".join(map(_word, each)) for each in answers))).rstrip(" |"))
         if happening.event not in product.ranks[0].states[state.ranks[0]].events:
             raise ScenarioError(f"event {happening.event!r} cannot come here: {product.ranks[0].states[state.ranks[0]].events}")
@@ -79,6 +81,8 @@ def _step(product: Product, state: WorldState, happening: Happening) -> tuple[st
             outcome = rank.step(number, happening.event, state.pending, answers)
         except Undecided as undecided:
             raise ScenarioError(f"{happening.event}: no answer to {undecided}") from undecided
+        except WrongAnswer as wrong:
+            raise ScenarioError(f"{happening.event}: {wrong}") from wrong
         if outcome.broken is not None:
             return f"rank {product.ranks.index(rank)}: {outcome.broken}", None
         if outcome.state is None:

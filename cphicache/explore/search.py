@@ -170,10 +170,10 @@ class _Search:
         """The way to a problem of the graph, and the cycle's events: found again, since edges keep no answers."""
         cycle: list[Happening] = []
         for source, target in zip(problem.cycle, (*problem.cycle[1:], *problem.cycle[:1]), strict=True):
-            for move in self._product.moves(self._seen.states[source]):
-                if move.state is not None and self._numbers[self._product.key(move.state)] == target:
-                    cycle.append(Happening(move.event, move.answers))
-                    break
+            moves = self._product.moves(self._seen.states[source])
+            reached = ((move, move.state) for move in moves if move.state is not None)
+            move = next(move for move, state in reached if self._numbers[self._product.key(state)] == target)
+            cycle.append(Happening(move.event, move.answers))
         return Violation(problem.what, self._seen.way(problem.state), tuple(cycle))
 
     def _count(self) -> None:

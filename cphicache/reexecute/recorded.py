@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -96,13 +97,7 @@ class RecordedLog:
 
     def before(self) -> list[Line]:
         """Events of the engine before the first call."""
-        lines: list[Line] = []
-        for line in read_lines(self.path):
-            if line.event["event"] == OP:
-                return lines
-            if _is_engines(line):
-                lines.append(line)
-        return lines
+        return [line for line in takewhile(lambda line: line.event["event"] != OP, read_lines(self.path)) if _is_engines(line)]
 
     def __iter__(self) -> Iterator[Recorded]:
         """The calls in order, streamed. Raises :class:`Refused` at an event that does not say what it should."""

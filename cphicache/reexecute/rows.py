@@ -17,6 +17,8 @@ class Rows:
         self.loose: set[LogicalPage] = set()
         self._guessed: set[LogicalPage] = set()
         self._coming: dict[str, list[LogicalPage]] = {}
+        self._untold: set[str] = set()
+        """Running requests whose match was found without a call: nothing says which pages they begin with until they tell their row."""
 
     def is_known(self, cache: CpHiRadixCache) -> bool:
         """Whether every page has an owner here and every running request a row: else the checker cannot be asked now."""
@@ -33,7 +35,7 @@ class Rows:
                 self._coming.setdefault(rid, []).extend(result.pages)
                 return
             case "admit":
-                self.rows[rid] = self._coming.pop(rid, [])[: call["pages"]]
+                self._admitted(rid, self._coming.pop(rid, []), call["pages"])
                 return
             case "alloc":
                 self._allocated(list(result.pages), call["after"])
@@ -48,8 +50,16 @@ class Rows:
             self._owned(rid, call["row"])
         if call["call"] in ("finish", "end_request"):
             self.rows.pop(rid, None)
-        elif "row" in call and rid in self.rows:
+            self._untold.discard(rid)
+        elif "row" in call and (rid in self.rows or rid in self._untold):
             self.rows[rid] = [*result.pages, *call["row"][len(result.pages) :]]
+            self._untold.discard(rid)
+
+    def _admitted(self, rid: str, given: list[LogicalPage], pages: int) -> None:
+        if len(given) < pages:
+            self._untold.add(rid)
+        else:
+            self.rows[rid] = given[:pages]
 
     def _allocated(self, pages: list[LogicalPage], after: LogicalPage | None) -> None:
         """They go to whom they continue: the row that ends in ``after``, or the empty row that was begun last."""

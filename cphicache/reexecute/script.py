@@ -20,7 +20,8 @@ Scripted = Mapping[str, Any]
 ``at`` is its name. Pages are runs ``(at, start, end)`` of the pages that call ``at`` gave (``at`` -1: the numbers themselves), a node is
 ``(at,)`` for the one that call ``at`` gave, and ``match`` is the ``at`` of a prepare. What was answered during it: ``copies``, a list of
 ``(name, drained, failed)`` with ``(at, nth)`` for the nth backup or load-back that began in call ``at``; ``no_slots``, names and texts;
-``reached``, names of what every rank had passed; ``failed``, names of what had failed on some rank; ``lost``, reductions that broke.
+``reached``, names of what every rank had passed; ``failures``, names of what had failed on some rank; ``lost``, reductions that broke.
+The last three end in the number of the call's reduction that told it, from 0: a drain round waits for several in one call.
 """
 
 Run = tuple[int, int, int]
@@ -44,7 +45,6 @@ class Symbols:
         self._own: dict[str, dict[LogicalPage, Where]] = {}
         self._nodes: dict[str, dict[int, int]] = {}
         self._prepared: dict[str, int] = {}
-        self._reached: set[Name] = set()
         self._numbered: dict[int, Name] = {}
 
     def before(self, recorded: Recorded) -> dict[str, Any]:
@@ -77,19 +77,27 @@ class Symbols:
             name = next((name for key, name in names.items() if key == (call["node"], call["generation"])), None)
             if name is not None:
                 call["of"] = tuple(name)
-        reached: list[Name] = []
-        failed: list[Name] = []
-        for answer in answers.reductions:
+        reached: list[tuple[int, int, int]] = []
+        failures: list[tuple[int, int, int]] = []
+        lost: list[tuple[str, tuple[int, ...], bool, int]] = []
+        for nth, answer in enumerate(answers.reductions):
             if isinstance(answer, Lost):
-                call.setdefault("lost", []).append(tuple(answer))
+                lost.append((*answer, nth))
                 continue
             count, first_failed = answer
             if first_failed in self._numbered:
-                failed.append(self._numbered[first_failed])
-            reached.extend(self._numbered.pop(number) for number in [number for number in self._numbered if number < count])
-        for field, told in (("copies", copies), ("no_slots", no_slots), ("reached", reached), ("failed", failed)):
+                failures.append((*self._numbered[first_failed], nth))
+            passed = [number for number in self._numbered if number < count]
+            reached.extend((*self._numbered.pop(number), nth) for number in passed)
+        for field, told in (
+            ("copies", copies),
+            ("no_slots", no_slots),
+            ("reached", reached),
+            ("failures", failures),
+            ("lost", lost),
+        ):
             if told:
-                call[field] = [tuple(item) for item in told]
+                call[field] = told
         self._give(recorded, result)
 
     def _note_numbers(self) -> None:
@@ -103,10 +111,13 @@ class Symbols:
         if call == "prepare":
             self._own[rid], self._nodes[rid] = {}, {}
             self._prepared[rid] = recorded.at
-        mine = self._given if call == "alloc" else self._own.setdefault(rid, {})
-        mine.update((page, (recorded.at, index)) for index, page in enumerate(result.pages))
+        places = {page: (recorded.at, index) for index, page in enumerate(result.pages)}
+        if call in ("alloc", "load_back"):  # fresh pages; the others only tell a request which pages of the tree it has
+            self._given |= places
+        if call != "alloc":
+            self._own.setdefault(rid, {}).update(places)
         if result.node is not None and call in ("prepare", "load_back"):
-            self._nodes[rid][result.node.id] = recorded.at
+            self._nodes.setdefault(rid, {})[result.node.id] = recorded.at
         if call in ("finish", "end_request"):
             self._own.pop(rid, None)
 
@@ -197,17 +208,23 @@ class GroupReducer:
     def __init__(self, transfer: ReplayTransfer) -> None:
         self._transfer = transfer
         self._sample = (0, NO_FAILURE)
+        self._told = 0
         self._reached: set[Name] = set()
-        self._failed: list[Name] = []
-        self._lost: deque[Lost] = deque()
+        self._reaching: dict[Name, int] = {}
+        self._failing: list[tuple[Name, int]] = []
+        self._losing: deque[tuple[Lost, int]] = deque()
         self.numbered: Mapping[int, Backup | Load] = {}
         """The engine's, to be set once."""
 
     def begin(self, scripted: Scripted) -> None:
         """A call comes."""
-        self._reached.update(Name(*name) for name in scripted.get("reached", ()))
-        self._failed = [Name(*name) for name in scripted.get("failed", ())]
-        self._lost = deque(Lost(reason, tuple(ranks), excluded) for reason, ranks, excluded in scripted.get("lost", ()))
+        self._reached.update(self._reaching)  # also what too few reductions were waited for to tell
+        self._told = 0
+        self._reaching = {Name(*name): nth for *name, nth in scripted.get("reached", ())}
+        self._failing = [(Name(*name), nth) for *name, nth in scripted.get("failures", ())]
+        self._losing = deque(
+            (Lost(reason, tuple(ranks), excluded), nth) for reason, ranks, excluded, nth in scripted.get("lost", ())
+        )
 
     def issue(self, count: int, first_failed: int) -> None:
         """See the port."""
@@ -215,12 +232,16 @@ class GroupReducer:
 
     def wait(self) -> tuple[int, int]:
         """See the port."""
-        if self._lost:
-            raise self._lost.popleft().error()
+        told, self._told = self._told, self._told + 1
+        if self._losing and self._losing[0][1] <= told:
+            raise self._losing.popleft()[0].error()
+        self._reached.update(name for name, nth in self._reaching.items() if nth <= told)
+        failed = {name for name, nth in self._failing if nth <= told}
+        self._failing = [(name, nth) for name, nth in self._failing if nth > told]  # each is told once
         count, first_failed = self._sample
         for number, operation in self.numbered.items():
             name = name_of(self._transfer, operation)
-            if name in self._failed:
+            if name in failed:
                 first_failed = min(first_failed, number)
             if number < count and name not in self._reached and name not in self._transfer.waited:
                 count = number

@@ -64,10 +64,12 @@ def find_failure(
     text = "" if trouble is None else trouble.text
     if trouble is None:
         difference, failing = execution.difference, execution.failing
-        if difference is None or failing is None or not script:
+        if difference is None:
             raise NothingFails(
                 f"event log {log.path}: executes as recorded, and the checker finds nothing: there is nothing to shrink"
             )
+        if failing is None:
+            raise NothingFails(f"event log {log.path}: fails ({difference}) before its first call: there is no call to leave out")
         symbols.after(failing, script[-1], NO_RESULT)
         text = str(difference)
         trouble, expected, fields = _trouble_of(difference, failing, execution)
@@ -98,7 +100,7 @@ def _trouble_of(
     expected = (*expected, NO_EVENT)[: same + 1]
     trouble = compare_gists(expected, found)
     if trouble is None:
-        raise AssertionError(f"{difference}: expected its events to differ, found {found}")
+        raise NothingFails(f"event log {difference}: the two read alike: cannot be shrunk")
     return trouble, expected, fields
 
 

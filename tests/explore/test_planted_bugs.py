@@ -8,17 +8,21 @@ from typing import Any
 
 import pytest
 
+from cphicache.alloc.pages import PageAllocator
+from cphicache.engine import matching
 from cphicache.engine.agreement import Agreement
 from cphicache.engine.backups import Backups
 from cphicache.engine.effects import Effects
 from cphicache.engine.holds import Holds
 from cphicache.engine.host_eviction import HostEviction
 from cphicache.engine.loadback import LoadBacks
-from cphicache.engine.records import Backup, Load
+from cphicache.engine.records import Backup, Load, Match
+from cphicache.engine.state import CacheState
 from cphicache.explore import World
 from cphicache.explore.scenario import play, read, write
 from cphicache.lifecycle import State, Trigger
 from cphicache.run.census import take_census
+from cphicache.tree import Node
 from tests.explore.worlds import CHAIN, LOAD_BACK, SPLIT, run, single, tiny, two_ranks
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -92,8 +96,73 @@ def reclaim_anything(old: Any, self: HostEviction, need: Any, may_reclaim: bool)
     return old(self, need, may_reclaim)
 
 
+class Untold:
+    """A local half that hears nothing."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args, **kwargs: None
+
+
+def untold(old: Any, self: Effects, *args: Any) -> None:
+    local, self._transfer = self._transfer, Untold()  # type: ignore[assignment]
+    old(self, *args)
+    self._transfer = local
+
+
+def told_twice(call: str) -> Callable[..., None]:
+    """What ends is told the local half twice."""
+
+    def twice(old: Any, self: Effects, record: Backup, *given: Any) -> None:
+        node, key = record.node_id, record.key
+        old(self, record, *given)
+        getattr(self._transfer, call)(node if call == "free_node" else key)
+
+    return twice
+
+
+def ended_twice(old: Any, self: LoadBacks, load: Load) -> None:
+    old(self, load)
+    self._transfer.end_load(load.load_id)
+
+
+def started_when_queued(old: Any, self: LoadBacks, *args: Any) -> Any:
+    answer = old(self, *args)
+    for load in self._state.loads.values():
+        load.producer = 0
+    return answer
+
+
+def wait_anyway(old: Any, self: Agreement) -> None:
+    self._state.outstanding = False
+    self._wait_and_apply()
+
+
+def issue_twice(old: Any, self: Agreement) -> None:
+    old(self)
+    old(self)
+
+
+def once_more_where_it_waited(old: Any, self: Agreement) -> None:
+    self.sample()
+    waits = not all(operation.done_here for operation in self._state.numbered.values())
+    old(self)
+    if waits:
+        self._reduce_now()
+
+
+def any_node_is_the_last_host_node(patch: pytest.MonkeyPatch) -> None:
+    right = matching.match_of
+
+    def match_of(state: CacheState, walk: Any) -> Match:
+        found = right(state, walk)
+        return found._replace(last_host_node=found.device_node)
+
+    patch.setattr(matching, "match_of", match_of)
+
+
 CHAIN_WORLD = tiny(CHAIN, outside="abort reset shutdown", insert_early=True, one_forward=False)
 ONE = tiny(outside="abort shutdown")
+HOST_ROOM_FOR_ONE = tiny(single("a", 1, 2), single("b", 3, 4), outside="evict", config={"host_slots": 2})
 
 
 def unlink_only(self: Effects, record: Backup) -> None:
@@ -168,6 +237,58 @@ BUGS: dict[str, tuple[Plant, World, str, int]] = {
         instead(HostEviction, "plan", reclaim_anything),
         tiny(single("a", 1, 2), single("b", 3, 4, batch=1), config={"host_slots": 2}, one_forward=False),
         "not committed",
+        6,
+    ),
+    "a rollback is told twice": (instead(Effects, "release", told_twice("release")), ONE, "release .* found none of that", 6),
+    "a commit is not told": (instead(Effects, "commit", untold), ONE, "operations of the local half: expected {}, found {Op", 6),
+    "a host eviction is told twice": (
+        instead(Effects, "release_host", told_twice("free_node")),
+        HOST_ROOM_FOR_ONE,
+        "free_node 1: expected a committed node, found none",
+        12,
+    ),
+    "a host eviction is not told": (
+        instead(Effects, "release_host", untold),
+        HOST_ROOM_FOR_ONE,
+        "at most 0 slots, as the ledger says, found 2",
+        12,
+    ),
+    "a load-back is ended twice": (
+        instead(LoadBacks, "_end", ended_twice),
+        LOAD_BACK,
+        "end_load .: expected a load-back in flight, found none",
+        12,
+    ),
+    "a load-back that was not started has a producer": (
+        instead(LoadBacks, "queue", started_when_queued),
+        LOAD_BACK,
+        "load-back 1: expected it to have been started as producer 0, found it queued",
+        12,
+    ),
+    "a load-back gets pages of other ranks": (
+        instead(PageAllocator, "alloc_for_owners", lambda old, self, owners: old(self, owners[::-1])),
+        two_ranks("load-back", "evict"),
+        "OwnerMismatch: load-back of node",
+        12,
+    ),
+    "a reduction is issued twice": (instead(Agreement, "issue", issue_twice), ONE, "a reduction is outstanding", 6),
+    "a reduction is waited for that was not issued": (
+        instead(Agreement, "apply_outstanding", wait_anyway),
+        ONE,
+        "no reduction is outstanding",
+        6,
+    ),
+    "a rank that had to wait reduces once more": (
+        instead(Agreement, "drain", once_more_where_it_waited),
+        two_ranks("chain-disjoint", "shutdown"),
+        "ranks .* wait for a reduction that the others do not join",
+        8,
+    ),
+    "a pending node is the last host node": (any_node_is_the_last_host_node, ONE, "match: expected COMMITTED host nodes only", 6),
+    "any leaf is a host victim": (
+        lambda patch: patch.setattr(Node, "is_host_leaf", property(lambda node: not (node.is_root or node.children))),
+        ONE,
+        "host victims: expected COMMITTED nodes only",
         6,
     ),
 }

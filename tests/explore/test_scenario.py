@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +13,12 @@ import pytest
 from click.testing import CliRunner
 
 from cphicache.engine.holds import Holds
-from cphicache.explore import WORLDS, Happening, ScenarioError, Violation
+from cphicache.explore import WORLDS, Happening, RequestScript, ScenarioError, Violation
 from cphicache.explore.environment import Fate, Sample
 from cphicache.explore.scenario import play, read, write
 from cphicache.run.census import take_census
 from cphicache.run.cli import main
-from tests.explore.worlds import tiny
+from tests.explore.worlds import single, tiny
 
 STORY = """\
 # world tiny: made up by a test
@@ -65,12 +66,46 @@ def test_a_reduction_is_an_answer_too() -> None:
         ("# world tiny: x\ntick | perhaps\n", "answer 'perhaps'"),
         ("# world tiny: x\ninsert a\n", "event 'insert a' cannot come here"),
         ("# world tiny: x\nadmit a\nstore 0\ntick\n", "tick: no answer to node 1"),
+        ("# world tiny: x\nadmit a\nstore 0\ntick | taken\n", "tick: answer 'taken' to node 1: give one of flying, ended, failed"),
+        ("# world tiny: x\nadmit a\nstore 0\ntick | agreed=1,none\n", "tick: answer .* to node 1: give one of"),
+        ("# world tiny: x\nadmit a\nstore 0\nshutdown | ended flying\n", "shutdown: answer 'flying' to a reduction: give what"),
+        ("# world tiny: x\nadmit a\nstore 0\ntick | ended | ended\n", "tick: answers of 2 ranks, in a world of 1"),
+        ("# world tiny: x\ntick | agreed=1\n", "answer 'agreed=1': give one of"),
     ],
 )
 def test_a_text_that_is_no_scenario_is_refused(text: str, why: str) -> None:
     """R35: one line that names what is wrong."""
     with pytest.raises(ScenarioError, match=why):
-        play(tiny(), read(text)[1], take_census)
+        play(tiny(outside="shutdown"), read(text)[1], take_census)
+
+
+def test_a_drain_round_needs_what_was_agreed() -> None:
+    """R18, R35: where the reduction of a drain round is not among the answers, the scenario ends there and says so."""
+    lines = play(tiny(outside="shutdown"), read("# world tiny: x\nadmit a\nstore 0\nshutdown | ended\n")[1], take_census)
+    assert lines[-2:] == ["shutdown | ended", "  rank 0 waits for a reduction, and there is none"]
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (
+            lambda: RequestScript(rid="a", pages=(1, 2), chunks=(), batches=()),
+            "chunks .* of request 'a': give rising ends, the last one 2",
+        ),
+        (lambda: RequestScript(rid="a", pages=(1, 2), chunks=(2, 1), batches=(0, 0)), "give rising ends, the last one 2"),
+        (lambda: RequestScript(rid="a", pages=(1, 2), chunks=(1,), batches=(0,)), "give rising ends, the last one 2"),
+        (
+            lambda: RequestScript(rid="a", pages=(1, 2), chunks=(1, 2), batches=(0,)),
+            "batches .* 'a': give one for each of 2 chunks",
+        ),
+        (lambda: tiny(outside="abort rain"), "outside events \\['rain'\\] of world 'tiny': give some of abort, reset, shutdown"),
+        (lambda: tiny(single("a", 1), single("a", 2)), "requests of world 'tiny': give each a name of its own"),
+    ],
+)
+def test_a_world_that_cannot_be_is_refused(made: Callable[[], object], why: str) -> None:
+    """R35: a world is checked when it is made; one line says what it should be."""
+    with pytest.raises(ValueError, match=why):
+        made()
 
 
 # -- the command ------------------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cphicache.explore import WORLDS, Report, World
+from cphicache.explore.driver import Driver, Phase
 from tests.explore.worlds import CHAIN, LOAD_BACK, SPLIT, run, single, tiny, two_ranks
 
 SMALL: dict[str, tuple[World, set[str]]] = {
@@ -27,6 +28,14 @@ SMALL: dict[str, tuple[World, set[str]]] = {
         tiny(single("a", 1, 2), single("b", 3, 4), outside="evict", config={"host_slots": 2}),
         {"host_evictions", "eviction_retries_succeeded", "refused:no_host_slots", "retries"},
     ),
+    "a load-back that is divided": (
+        tiny(LOAD_BACK.requests[0], LOAD_BACK.requests[1], single("c", 1, 4, batch=2, after=("a",)), outside="evict", max_faults=0),
+        {"splits", "load_backs"},
+    ),
+    "a load-back that is drained": (
+        replace(LOAD_BACK, outside=frozenset({"evict", "shutdown"}), max_faults=1),
+        {"drain_reductions", "load_backs_failed", "rolled_back:reset"},
+    ),
     "two ranks": (two_ranks("chain-disjoint"), {"committed", "rolled_back:agreed_failed"}),
     "drain rounds of two ranks": (two_ranks("write-back", "evict"), {"write_back_waits", "drain_reductions"}),
 }
@@ -43,6 +52,32 @@ def test_a_small_world_is_exhausted(name: str) -> None:
     assert happens <= set(report.seen), f"{happens - set(report.seen)} never happened"
     assert report.edges > report.states > report.depth > 0
     assert 0 < report.logical <= report.states
+
+
+@pytest.mark.parametrize(
+    ("reason", "phase", "world"),
+    [
+        ("no_pages", Phase.RUNNING, tiny(CHAIN, single("b", 3, 4), one_forward=False, config={"usable_pages": 3}, max_faults=0)),
+        ("retract", Phase.RUNNING, replace(LOAD_BACK, outside=frozenset({"evict"}))),
+        ("flush", Phase.WAITING, replace(SPLIT, outside=frozenset({"flush"}), max_faults=0)),
+        ("shutdown", Phase.WAITING, replace(SPLIT, max_faults=0)),
+        ("abort", Phase.PARKED, replace(SPLIT, max_faults=0)),
+    ],
+)
+def test_requests_end_early(reason: str, phase: Phase, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R13, R17, R25: in some order a request gets no pages, reads a load-back that fails, or is ended while it waits or is parked; all
+    rules hold in what follows."""
+    ended: set[tuple[str, Phase]] = set()
+    end = Driver._end
+
+    def noted(self: Driver, rid: str, why: str) -> None:
+        ended.add((why, self._requests[rid].phase))
+        end(self, rid, why)
+
+    monkeypatch.setattr(Driver, "_end", noted)
+    report = run(world)
+    assert (report.violation, report.complete) == (None, True)
+    assert (reason, phase) in ended
 
 
 def numbers(report: Report) -> tuple[object, ...]:
@@ -71,6 +106,14 @@ def test_fewer_faults_reach_fewer_states() -> None:
     world = tiny()
     states = [run(replace(world, max_faults=faults)).states for faults in (0, 1)]
     assert states[0] < states[1]
+
+
+def test_fewer_ticks_are_fewer_orders() -> None:
+    """R11: ticks between the layers of a forward are events of their own, which a world may leave out."""
+    world = tiny(config={"payloads": (("target", 2),)})
+    between, after = run(world), run(replace(world, tick_in_forward=False))
+    assert (between.violation, after.violation) == (None, None)
+    assert after.edges < between.edges
 
 
 def test_every_world_begins() -> None:

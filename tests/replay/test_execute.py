@@ -14,29 +14,20 @@ from cphicache.engine import CpHiRadixCache
 from cphicache.engine.effects import Effects
 from cphicache.engine.records import Backup
 from cphicache.events import EventLog, Level
-from cphicache.reexecute import Execution, RecordedLog, Refused
+from cphicache.reexecute import Execution, NothingFails, RecordedLog, Refused, shrink
 from cphicache.run.cli import main
-from cphicache.transfer.faults import CopyFaults
 from cphicache.tree import RadixKey
-from tests.engine.small_scheduler import Loopback, SmallScheduler, Step, small_config
+from tests.engine.small_scheduler import Loopback, small_config
 from tests.engine_fakes import FakeTransfer
-from tests.replay.conftest import serve
+from tests.replay.calls import odd_calls
+from tests.replay.conftest import PRESSING, serve
 from tests.replay.logs import Event, events_of, find, step, write
-
-PRESSING = {"device_tokens": 2048, "host_tokens": 8192, "abort_rate": 0.2, "scale": 0.0625, "requests": 40}
 
 
 def executed(path: Path) -> Execution:
     execution = Execution(RecordedLog(path))
     assert execution.run() is None
     return execution
-
-
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The log of a run of one rank under memory pressure, with every call."""
-    (path,) = serve(tmp_path_factory.mktemp("ops"), cp_size=1, log_level="ops", **PRESSING)
-    return path
 
 
 # -- the same -----------------------------------------------------------------------------------------------------------------------
@@ -62,38 +53,18 @@ def test_a_run_executes_to_the_same_events(tmp_path: Path, options: dict[str, An
     assert execution.executed == sum(event["event"] == "op" for event in engines)
 
 
-def test_each_rank_executes_alone(tmp_path: Path) -> None:
+def test_each_rank_executes_alone(failing_ranks: list[Path]) -> None:
     """R37: the log of each of four ranks executes on its own, with what this rank saw of its copies and of the others."""
-    faults = {1: CopyFaults(), 2: CopyFaults()}
-    for nth in (3, 11, 40):
-        faults[1].fail_copy("d2h", "target", 0, nth=nth)
-        faults[2].fail_reserve("target", nth=nth)
-    paths = serve(tmp_path, cp_size=4, log_level="ops", faults=faults)
-    assert len(paths) == 4
-    for path in paths:
+    assert len(failing_ranks) == 4
+    for path in failing_ranks:
         assert executed(path).executed > 1000
-    assert any(event["event"] == "copy_status" and event["failed"] for event in events_of(paths[1]))
-    assert any(event["event"] == "local_reserve_failed" for event in events_of(paths[2]))
+    assert any(event["event"] == "copy_status" and event["failed"] for event in events_of(failing_ranks[1]))
+    assert any(event["event"] == "local_reserve_failed" for event in events_of(failing_ranks[2]))
 
 
 def test_calls_that_the_scheduler_does_not_make(tmp_path: Path) -> None:
     """R37: resets, flushes, evictions, failing reservations and copies, pins and completions handed in are repeated too."""
-    path = tmp_path / "events.jsonl"
-    steps: list[Step] = [
-        *(("admit", 0b11010 + at * 8) for at in range(2)), ("forward", 2), ("results", 1), ("tick", 2), ("copy_fails", 0), ("no_slots", 0),
-        ("admit", 37), ("forward", 1), ("results", 7), ("tick", 1), ("evict", 9), ("admit", 77), ("abort", 0), ("reset", 0), ("tick", 3),
-        ("admit", 9), ("forward", 0), ("results", 1), ("tick", 1), ("evict", 15), ("admit", 12), ("tick", 0), ("flush", 0),
-    ]  # fmt: skip
-    live = LoggedScheduler(path)
-    live.run(steps)
-    live.cache.pin_host(live.cache.key((1, 1, 1, 1), "tenant"), 3)
-    live.cache.touch(live.cache.match_prefix(live.cache.key((1, 1, 1, 1), "tenant")).device_node)
-    live.cache.agree_now()
-    live.cache.free(live.cache.alloc(1, None) or [])
-    live.end()
-    live.cache.quarantine("asked for")
-    live.cache.shutdown()
-    live.log.close()
+    path = odd_calls(tmp_path / "events.jsonl")
     calls = {event["call"] for event in events_of(path) if event["event"] == "op"}
     assert {
         "evict",
@@ -101,6 +72,7 @@ def test_calls_that_the_scheduler_does_not_make(tmp_path: Path) -> None:
         "flush",
         "pin_host",
         "touch",
+        "completion",
         "agree_now",
         "free",
         "quarantine",
@@ -108,13 +80,6 @@ def test_calls_that_the_scheduler_does_not_make(tmp_path: Path) -> None:
         "end_payload",
     } <= calls
     executed(path)
-
-
-class LoggedScheduler(SmallScheduler):
-    def __init__(self, path: Path) -> None:
-        super().__init__(small_config(), FakeTransfer(small_config()))
-        self.log = EventLog(path, rank=0, level=Level.OPS, wall_clock=None, header={})
-        self.cache = CpHiRadixCache(self.config, self.local, self.reducer, self.log)
 
 
 def test_no_token_is_in_the_clear(recorded: Path) -> None:
@@ -136,17 +101,18 @@ def test_level_lifecycle_has_no_calls(one_rank: Path) -> None:
 
 # -- the first difference -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("wanted", "field", "value"),
+    ("wanted", "field", "value", "says"),
     [
-        (step("agreed"), "after", "ROLLED_BACK"),
-        (step("reserve"), "slots", 12345),
-        (lambda event: event["event"] == "device_evicted", "tokens", 1),
-        (lambda event: event["event"] == "copy_status", "node", 99999),
+        (step("agreed"), "after", "ROLLED_BACK", "expected after 'ROLLED_BACK', found 'COMMITTED'"),
+        (step("reserve"), "slots", 12345, "expected slots 12345, found 48"),
+        (step("forward_ended"), "trigger", "abort", "-> LAYERS_IN_FLIGHT, found forward_ended node"),
+        (lambda event: event["event"] == "device_evicted", "tokens", 1, "device_evicted: expected tokens 1, found"),
+        (lambda event: event["event"] == "copy_status", "node", 99999, "copy_status node 99999 generation"),
     ],
-    ids=["step", "number", "fact", "completion"],
+    ids=["step", "number", "another step", "fact", "completion"],
 )
-def test_an_edited_line_is_named(
-    recorded: Path, tmp_path: Path, wanted: Callable[[Event], bool], field: str, value: object
+def test_an_edited_line_is_named(  # noqa: PLR0917 - what is edited, and what is said
+    recorded: Path, tmp_path: Path, wanted: Callable[[Event], bool], field: str, value: object, says: str
 ) -> None:
     """R37: execution and log part at the edited line, which is told with what was expected and what was found."""
     events = events_of(recorded)
@@ -157,6 +123,7 @@ def test_an_edited_line_is_named(
     assert difference is not None
     assert difference.line.number == at + 1
     assert f"line {at + 1} " in str(difference)
+    assert says in str(difference)
     answer = CliRunner().invoke(main, ["replay", "--execute", str(tmp_path / "edited.jsonl")])
     assert answer.exit_code == 1
     assert answer.output == f"{difference}\n"
@@ -172,6 +139,65 @@ def test_a_missing_step_is_named(recorded: Path, tmp_path: Path) -> None:
     assert difference.found is not None
     assert difference.found["trigger"] == "forward_ended"
     assert abs(difference.line.number - at - 1) <= 1
+
+
+def test_a_step_that_the_log_lacks_at_the_end_of_a_call_is_named(recorded: Path, tmp_path: Path) -> None:
+    """R37: where the engine goes on and the log does not, the line is told after which it does, with what the engine did."""
+    events = events_of(recorded)
+    at = find(events, step("agreed", after="COMMITTED"), nth=-1)
+    call = find(events[:at], lambda event: event["event"] == "op", nth=-1)
+    after = [event for event in events[at:] if event["event"] not in ("op", "end")]
+    assert len(after) < 5, "the log ends in this call but for a few facts"
+    difference = Execution(RecordedLog(write(tmp_path / "edited.jsonl", [*events[:at], events[-1]]))).run()
+    assert difference is not None
+    assert (difference.line.number, difference.expected) == (at, None)
+    told = f"expected no further event, found agreed node {events[at]['node']} generation {events[at]['generation']}"
+    assert told in str(difference)
+    assert call < at
+
+
+@pytest.mark.parametrize(
+    ("wanted", "damage", "says"),
+    [
+        ("begin_tick", {"call": "ponder"}, "Unplayable: a call 'ponder' is not known: the log is of another version"),
+        ("admit", {"node": 4321}, "Unplayable: node 4321 is not in the tree"),
+        ("prepare", {"keys": ["12"]}, "ValueError: page hash '12': 16 hex digits were expected"),
+        ("prepare", {"keys": [5]}, "ValueError: page hash 5: 16 hex digits were expected"),
+    ],
+)
+def test_a_damaged_call_is_named(recorded: Path, tmp_path: Path, wanted: str, damage: Event, says: str) -> None:
+    """R37: a call that cannot be made ends the execution at its line with what is wrong with it."""
+    events = events_of(recorded)
+    at = find(events, lambda event: event.get("call") == wanted, nth=3)
+    events[at] |= damage
+    difference = Execution(RecordedLog(write(tmp_path / "edited.jsonl", events))).run()
+    assert difference is not None
+    assert (difference.line.number, difference.error) == (at + 1, says)
+
+
+def test_a_reduction_that_the_log_lacks_is_named(recorded: Path, tmp_path: Path) -> None:
+    """R37: where the engine waits for a reduction and none was recorded, the call ends there."""
+    events = events_of(recorded)
+    last = find(events, lambda event: event["event"] == "reduction", nth=-1)
+    del events[last]
+    difference = Execution(RecordedLog(write(tmp_path / "edited.jsonl", events))).run()
+    assert difference is not None
+    assert difference.line.number == last + 1
+    assert difference.error == "NotRecorded: a reduction is waited for, and the log has none here"
+
+
+def test_a_difference_before_the_first_call_is_named(recorded: Path, tmp_path: Path) -> None:
+    """R37: what the engine says of itself is compared too; as no call leads there, there is nothing to shrink."""
+    events = events_of(recorded)
+    at = find(events, lambda event: event["event"] == "cache")
+    events[at]["host_slots"] += 1
+    path = write(tmp_path / "edited.jsonl", events)
+    execution = Execution(RecordedLog(path))
+    difference = execution.run()
+    assert difference is not None
+    assert (difference.line.number, difference.fields, execution.executed) == (at + 1, ("host_slots",), 0)
+    with pytest.raises(NothingFails, match="before its first call: there is no call to leave out"):
+        shrink(RecordedLog(path))
 
 
 def test_an_engine_that_raises_is_a_difference(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,6 +249,39 @@ def test_what_an_older_version_wrote_is_refused(recorded: Path, tmp_path: Path) 
     at = find(events, lambda event: event["event"] == "engine")
     events[at]["config"]["news"] = 1
     refused(write(tmp_path / "config", events), "configuration is not known")
+
+
+def test_logs_of_two_engines_are_refused(recorded: Path, tmp_path: Path) -> None:
+    """R37: what two engines wrote into one log is refused with the line at which the second begins."""
+    events = events_of(recorded)
+    at = find(events, lambda event: event["event"] == "engine")
+    refused(write(tmp_path / "two", [*events[:-1], events[at], events[-1]]), f"line {len(events)}: a second engine")
+
+
+@pytest.mark.parametrize(("name", "field"), [("copy_status", "drained"), ("reduction", "count")])
+def test_an_answer_that_lacks_a_field_is_refused(recorded: Path, tmp_path: Path, name: str, field: str) -> None:
+    """R37: an answer that cannot be given again ends the execution in one line that names its line, with exit status 2."""
+    events = events_of(recorded)
+    at = find(events, lambda event: event["event"] == name, nth=2)
+    del events[at][field]
+    path = write(tmp_path / "edited.jsonl", events)
+    with pytest.raises(Refused, match=f"line {at + 1}: a field is missing or is no number \\('{field}'\\)"):
+        Execution(RecordedLog(path)).run()
+    answer = CliRunner().invoke(main, ["replay", "--execute", str(path)])
+    assert (answer.exit_code, answer.output.count("\n")) == (2, 1)
+
+
+def test_progress_is_told_in_bytes(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R37: a long log tells how far it has been read, once while it is looked through and once while it is executed."""
+    monkeypatch.setattr("cphicache.reexecute.recorded.PROGRESS_LINES", 500)
+    read: list[int] = []
+    log = RecordedLog(recorded, on_progress=read.append)
+    looked = len(read)
+    Execution(log).run()
+    for once in (read[:looked], read[looked:]):
+        assert len(once) > 3
+        assert once == sorted(once)
+        assert recorded.stat().st_size * 3 // 4 < once[-1] <= recorded.stat().st_size
 
 
 def test_options_that_do_not_go_together(recorded: Path) -> None:

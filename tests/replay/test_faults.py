@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from cphicache.agree.port import GroupBroken
+from cphicache.lifecycle import table_hash
 from cphicache.replay import Kind, Report, UnusableLogs, replay
 from cphicache.run.config import RunConfig
 from cphicache.run.jobs import load_requests
@@ -262,11 +263,81 @@ def field_missing(events: list[Event]) -> Planted:
     return Planted(Kind.UNREADABLE, events[at]["node"], at + 1)
 
 
+def reserved_nothing(events: list[Event]) -> Planted:
+    """A reservation without slots."""
+    at = find(events, step("reserve", after="RESERVED"), nth=2)
+    events[at]["slots"] = 0
+    return Planted(Kind.SLOTS, events[at]["node"], at + 1)
+
+
+def released_nothing(events: list[Event]) -> Planted:
+    """A committed copy loses its slots without a step of its own, and is evicted as if it had them."""
+    at = find(events, step("host_evict"))
+    node = events[at]["node"]
+    committed = max(other for other in lifecycle_of(events, node) if other < at and events[other]["after"] == "COMMITTED")
+    for other in lifecycle_of(events, node):
+        if committed <= other < at:
+            events[other]["slots"] = 0
+    return Planted(Kind.SLOTS, node, at + 1)
+
+
+def divided_wrongly(events: list[Event]) -> Planted:
+    """A split gives the head slots that the node keeps, too."""
+    at = find(events, lambda event: step("split")(event) and event.get("head_slots"))
+    events[at]["head_slots"] += 16
+    return Planted(Kind.SLOTS, events[at]["node"], at + 1)
+
+
+def loaded_twice(events: list[Event]) -> Planted:
+    """A load-back is queued for a node that is being loaded."""
+    at = find(events, step("load_queued"))
+    events.insert(at + 1, dict(events[at]))
+    return Planted(Kind.ILLEGAL_EDGE, events[at]["node"], at + 2)
+
+
+def load_never_queued(events: list[Event]) -> Planted:
+    """A load-back ends that was not queued."""
+    at = find(events, step("load_queued"))
+    node = events[at]["node"]
+    del events[at]
+    return Planted(Kind.ILLEGAL_EDGE, node, find(events, step("load_agreed", node=node), start=at) + 1)
+
+
+def evicted_while_loading(events: list[Event]) -> Planted:
+    """The host copy goes that a load-back reads."""
+    at = find(events, step("load_queued"))
+    node = events[at]["node"]
+    gone = {
+        **next(event for event in events if step("host_evict")(event)),
+        **{name: events[at][name] for name in ("tick", "node", "generation", "bound")},
+        "used": events[at]["used"] - events[at]["slots"],
+    }
+    gone.pop("number", None)
+    events.insert(at + 1, gone)
+    return Planted(Kind.PARENT_FREED, node, at + 2)
+
+
+def number_missing(events: list[Event]) -> Planted:
+    """A backup takes no number where its forward ends."""
+    at = find(events, step("forward_ended", after="LAYERS_IN_FLIGHT"), nth=4)
+    del events[at]["number"]
+    return Planted(Kind.NUMBER, events[at]["node"], at + 1)
+
+
+def reduction_of_no_numbers(events: list[Event]) -> Planted:
+    """A reduction that cannot be read."""
+    at = find(events, lambda event: event["event"] == "reduction", nth=20)
+    events[at]["count"] = "many"
+    return Planted(Kind.REDUCTION, None, at + 1)
+
+
 FAULTS: list[Callable[[list[Event]], Planted]] = [
     dropped_commit, dropped_release, lock_kept, unlocked_twice, commit_before_a_layer, confirmed_before_submitted, edited_watermark,
     double_free, slots_never_released, slots_kept, slots_appear, edited_state, edited_state_before, wrong_stale_name,
     reordered_agreement, agreed_early, completion_after_its_commit, number_twice, number_skipped, agreed_missing, reduction_back,
-    lost_child, parent_freed_first, changed_generation, changed_column, time_goes_back, field_missing,
+    lost_child, parent_freed_first, changed_generation, changed_column, time_goes_back, field_missing, reserved_nothing,
+    released_nothing, divided_wrongly, loaded_twice, load_never_queued, evicted_while_loading, number_missing,
+    reduction_of_no_numbers,
 ]  # fmt: skip
 
 
@@ -282,6 +353,18 @@ def test_a_planted_fault_is_named(plant: Callable[[list[Event]], Planted], one_r
     assert first.line <= expected.line or expected.kind is Kind.NEVER_ENDED  # which is told of its last step, at the end
     assert report.findings.before_first
     assert f"faulty.jsonl:{expected.line}" in report.text()
+
+
+def test_a_failure_that_the_reduction_does_not_name_is_named(failing_ranks: list[Path], tmp_path: Path) -> None:
+    """R21, R37: a backup that rolls back for a failure on some rank does so when the reduction says so, and not before."""
+    events = events_of(failing_ranks[0])
+    at = find(events, step("agreed_failed", after="ROLLED_BACK"))
+    reduction = find(events[:at], lambda event: event["event"] == "reduction", nth=-1)
+    assert events[reduction]["first_failed"] == events[at]["number"]
+    events[reduction]["first_failed"] = None
+    (finding, *_) = replay([write(tmp_path / "faulty.jsonl", events)]).findings.kept
+    assert (finding.kind, finding.node, finding.line) == (Kind.AGREED_EARLY, events[at]["node"], at + 1)
+    assert finding.text == f"number {events[at]['number']} is agreed to have failed, the reduction names None"
 
 
 def test_a_line_that_was_taken_out_is_named(one_rank: Path, tmp_path: Path) -> None:
@@ -306,6 +389,11 @@ def test_a_cut_line_is_named_and_replay_goes_up_to_it(one_rank: Path, tmp_path: 
     assert report.logs[0].events == len(lines) - 1
     assert report.logs[0].open_at_cut()
     assert f"cut at line {len(lines)}" in report.text()
+    assert f"pending there: {report.logs[0].open_at_cut()[0]}" in report.text()
+    (tmp_path / "cut.jsonl").write_bytes(b"".join(lines[:2]) + lines[2][:9])
+    early = replay([tmp_path / "cut.jsonl"]).text()
+    assert "cut at line 3" in early
+    assert "pending there" not in early
 
 
 def test_nonsense_in_the_middle_is_named(one_rank: Path, tmp_path: Path) -> None:
@@ -386,6 +474,34 @@ def test_a_copy_that_one_rank_cut_does_not_count_as_disagreement(four_ranks: lis
     cut.write_bytes(b"".join(lines[: len(lines) // 2]))
     report = replay([cut, *four_ranks[1:]])
     assert [finding.kind for finding in report.findings.kept] == [Kind.CUT]
+
+
+def test_a_rank_of_whose_events_some_are_lost_is_compared_up_to_there(four_ranks: list[Path], tmp_path: Path) -> None:
+    """R36, R37: ranks are compared up to where events of one are missing, which is said; a difference after it is nobody's fault."""
+    events = events_of(four_ranks[1])
+    at = find(events, COMMIT, nth=3)
+    report = replay([four_ranks[0], write(tmp_path / "gap.jsonl", [*events[:at], *events[at + 5 :]], renumber=False)])
+    assert [(finding.kind, finding.rank) for finding in report.findings.kept] == [(Kind.GAP, 1)]
+    (warning,) = report.warnings
+    assert warning == (
+        f"the ranks are compared up to tick {events[at]['tick']} only: events are missing from {tmp_path / 'gap.jsonl'}"
+    )
+
+
+def test_logs_that_differ_in_what_they_were_written_under_are_told(four_ranks: list[Path], tmp_path: Path) -> None:
+    """R37: another configuration, or another transition table, is a warning: the logs are replayed all the same."""
+    paths = []
+    for rank, path in enumerate(four_ranks[:2]):
+        header, *events = events_of(path)
+        header["table"] = "0123456789abcdef"
+        header["config"] = {**header["config"], "requests": rank}
+        paths.append(write(tmp_path / path.name, [header, *events]))
+    report = replay(paths)
+    assert report.is_clean
+    differently, table = report.warnings
+    assert differently == f"{paths[0]} and {paths[1]} were configured differently"
+    assert table == f"the logs were written under transition table 0123456789abcdef, and are replayed under {table_hash()}"
+    assert f"warning: {table}" in report.text()
 
 
 def interrupted_run(folder: Path) -> list[Path]:

@@ -142,6 +142,27 @@ def test_a_disagreement_and_a_cut_are_told(four_ranks: list[Path], tmp_path: Pat
     assert "pending" in {OUTCOMES[outcome] for outcome in rank["backups"]["outcome"]}
 
 
+def test_a_page_of_a_log_that_ends_in_a_line(one_rank: Path, tmp_path: Path) -> None:
+    """R37: what was written before the line that is cut is drawn; a log that was closed before anything happened is an empty page."""
+    content = one_rank.read_bytes()
+    (tmp_path / "cut.jsonl").write_bytes(content[: len(content) // 2])
+    (cut,), (whole,) = (page_data(replay([path]))["ranks"] for path in (tmp_path / "cut.jsonl", one_rank))
+    assert "the line is cut short" in cut["cut"]
+    assert 0 < len(cut["steps"]["tick"]) < len(whole["steps"]["tick"])
+    assert cut["steps"]["tick"] == whole["steps"]["tick"][: len(cut["steps"]["tick"])]
+    events = events_of(one_rank)
+    empty = page_data(replay([write(tmp_path / "empty.jsonl", [events[0], events[-1]])]))
+    assert (empty["findings_total"], empty["ranks"][0]["occupancy"], empty["ranks"][0]["steps"]["tick"]) == (0, [], [])
+
+
+def test_warnings_name_logs_without_their_folders(four_ranks: list[Path], tmp_path: Path) -> None:
+    """R37: a page that is passed on does not say where its logs were."""
+    header, *events = events_of(four_ranks[1])
+    other = write(tmp_path / "other.jsonl", [{**header, "config": {}}, *events])
+    data = page_data(replay([four_ranks[0], other]))
+    assert data["warnings"] == [f"{four_ranks[0].name} and other.jsonl were configured differently"]
+
+
 @pytest.mark.parametrize(
     "field",
     [

@@ -120,6 +120,51 @@ def test_bandwidth_needs_wall_time(one_rank: Path, tmp_path: Path) -> None:
     assert timed["wall_us_in_state"]["LAYERS_IN_FLIGHT"]["count"] > 0
 
 
+def test_the_text_has_the_figures(one_rank: Path, four_ranks: list[Path], tmp_path: Path) -> None:
+    """R37: what the figures are of is said where there are several logs; load-backs that were refused are told with their reasons, and
+    the bandwidth of a log that has wall times."""
+    clean = replay([one_rank]).text()
+    assert clean.startswith(f"{one_rank}: rank 0, ")
+    assert clean.endswith("nothing is wrong")
+    assert "figures of rank" not in clean
+    assert "\nfigures of rank 0\nbackups: " in replay(four_ranks).text()
+    events = events_of(one_rank)
+    refused = {"rank": 0, "event": "load_back_refused", "tick": events[-2]["tick"], "request": "r1", "reason": "quarantined"}
+    assert (
+        "\nload-backs refused: 1 quarantined\n" in replay([write(tmp_path / "refused", [*events[:-1], refused, events[-1]])]).text()
+    )
+    timed = replay(serve(tmp_path, cp_size=1, requests=30, streams="threads"))
+    speed = timed.as_json()["logs"][0]["copy_kib_per_s"]
+    assert f"p50 {speed['p50']} KiB/s, p99 {speed['p99']} KiB/s; {timed.logs[0].tally.copied_bytes} bytes in all" in timed.text()
+
+
+def test_many_findings_are_counted_by_kind(one_rank: Path, tmp_path: Path) -> None:
+    """R37: of many findings the first twenty are printed, and all are counted by their kind."""
+    events = [
+        {name: value for name, value in event.items() if name != "locks" or not step("agreed")(event)}
+        for event in events_of(one_rank)
+    ]
+    report = replay([write(tmp_path / "faulty", events)])
+    count = report.findings.total
+    assert count > 20
+    lines = report.text().splitlines()
+    assert lines.count(f"... in all: {count} {Kind.LOCK_LEAKED}") == 1
+    assert sum("the node's device lock was not released" in line for line in lines) == 20
+    assert lines[-1] == f"{count} findings"
+
+
+def test_progress_is_told_in_bytes(one_rank: Path, four_ranks: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """R37: a long replay tells how many bytes of all logs have been read."""
+    monkeypatch.setattr(sys.modules["cphicache.replay.replay"], "PROGRESS_EVENTS", 100)  # the package has a function of that name
+    for paths in ([one_rank], four_ranks):
+        read: list[int] = []
+        replay(paths, on_progress=read.append)
+        size = sum(path.stat().st_size for path in paths)
+        assert len(read) > 3
+        assert read == sorted(read)
+        assert size * 3 // 4 < read[-1] <= size
+
+
 def test_a_log_of_schema_1_is_replayed(one_rank: Path, tmp_path: Path) -> None:
     """R36: a log without the later fields replays without findings, and says what is not checked."""
     later = {"used", "locks", "parent", "head", "head_slots", "layers", "payload", "refused"}
@@ -131,6 +176,9 @@ def test_a_log_of_schema_1_is_replayed(one_rank: Path, tmp_path: Path) -> None:
     report = replay([write(tmp_path / "old", old)])
     assert report.findings.kept == []
     assert "schema version 1" in report.warnings[0]
+    told = {"rank": 0, "event": "refused", "tick": old[-1]["tick"], "node": 1, "reason": "no_host_slots"}
+    refusals = [replay([write(tmp_path / "old", events)]).logs[0].tally.refused for events in (old, [*old, told])]
+    assert refusals[1] - refusals[0] == {"no_host_slots": 1}
 
 
 def test_a_log_whose_first_parts_are_gone_is_replayed(one_rank: Path, tmp_path: Path) -> None:
@@ -142,7 +190,16 @@ def test_a_log_whose_first_parts_are_gone_is_replayed(one_rank: Path, tmp_path: 
     assert [(finding.kind, finding.line) for finding in report.findings.kept] == [(Kind.GAP, 1)]
 
 
-def test_filters_narrow_what_is_reported(one_rank: Path, tmp_path: Path) -> None:
+def test_parts_that_were_put_together_are_one_log(one_rank: Path, tmp_path: Path) -> None:
+    """R36, R37: each part of a rotated log begins with a header; between the events of others it means nothing."""
+    events = events_of(one_rank)
+    middle = len(events) // 2
+    report = replay([write(tmp_path / "parts", [*events[:middle], {**events[0], "part": 1}, *events[middle:]])])
+    assert report.findings.kept == []
+    assert report.logs[0].tally.as_json() == replay([one_rank]).logs[0].tally.as_json()
+
+
+def test_filters_narrow_what_is_reported(one_rank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """R37: a node, a request or a tick narrows findings and figures; the rest is checked and counted."""
     events = events_of(one_rank)
     at = find(events, step("hit", before="COMMITTED"))
@@ -151,10 +208,16 @@ def test_filters_narrow_what_is_reported(one_rank: Path, tmp_path: Path) -> None
     path = write(tmp_path / "faulty", events)
     assert replay([path], Filter(node=node)).findings.total == 1
     elsewhere = replay([path], Filter(node=node + 1))
+    assert elsewhere.text().endswith("\n1 findings do not match the filter\nnothing is wrong")
     assert (elsewhere.findings.total, elsewhere.findings.elsewhere.total(), elsewhere.is_clean) == (0, 1, True)
     assert replay([path], Filter(since_tick=tick)).findings.total == 1
     assert replay([path], Filter(since_tick=tick + 1)).findings.total == 0
-    story = replay([path], Filter(node=node)).logs[0].story
+    narrowed = replay([path], Filter(node=node))
+    story = narrowed.logs[0].story
+    assert "what the log of rank 0 says:\n" + "\n".join(f"  {line}" for line in story) + "\n" in narrowed.text()
+    with monkeypatch.context() as short:
+        short.setattr("cphicache.replay.onelog.STORY_KEPT", 2)
+        assert f"\n  {story[1]}\n  ... and {len(story) - 2} more\n" in replay([path], Filter(node=node)).text()
     assert f"node {node}." in story[0]
     assert "reserve" in story[0]
     request = next(event["request"] for event in events if event.get("node") == node and "request" in event)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from cphicache.agree.port import GroupBroken
+from cphicache.engine import CpHiRadixCache
 from cphicache.engine.effects import Effects
 from cphicache.engine.holds import Holds
 from cphicache.engine.records import Backup
-from cphicache.reexecute import NothingFails, RecordedLog, shrink
+from cphicache.reexecute import NothingFails, RecordedLog, run_case, shrink
+from cphicache.reexecute.script import RAW
 from cphicache.run.cli import main
 from tests.replay.conftest import serve
+from tests.replay.logs import Event, events_of, find, step, write
 
 SMALL = {"log_level": "ops", "scale": 0.0625, "requests": 12}
 MOST = 10
@@ -87,6 +92,81 @@ def test_a_log_that_does_not_fail_is_refused(recorded: Path, tmp_path: Path) -> 
     assert answer.exit_code == 2
     assert "there is nothing to shrink" in answer.output
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "damage", "says"),
+    [
+        ({"call": "admit"}, {"node": 4321}, "not when its calls are told without its numbers: cannot be shrunk"),
+        ({"trigger": "reserve"}, {"slots": "112"}, "expected slots '112', found 112: the two read alike: cannot be shrunk"),
+    ],
+)
+def test_what_no_script_tells_is_refused(recorded: Path, tmp_path: Path, wanted: Event, damage: Event, says: str) -> None:
+    """R37: a log that fails by what a script leaves out (a node that no call gave, the type of a value) is refused in one line."""
+    events = events_of(recorded)
+    at = find(events, lambda event: wanted.items() <= event.items(), nth=2)
+    events[at] |= damage
+    out = tmp_path / "test_case.py"
+    answer = CliRunner().invoke(main, ["replay", "--shrink", str(write(tmp_path / "edited.jsonl", events)), "-o", str(out)])
+    assert (answer.exit_code, answer.output.count("\n")) == (2, 1)
+    assert f"line {at + 1} " in answer.output
+    assert says in answer.output
+    assert not out.exists()
+
+
+def test_a_number_alone_that_differs_is_reduced(recorded: Path, tmp_path: Path) -> None:
+    """R37: where the failing event differs in a number that is left out elsewhere, the case tells that number too."""
+    events = events_of(recorded)
+    at = find(events, step("reserve", before="DEVICE_VALID_HOST_NONE", after="RESERVED"), nth=2)
+    events[at]["slots"] = 7
+    case = shrink(RecordedLog(write(tmp_path / "edited.jsonl", events)))
+    assert case.fields == ("slots",)
+    assert case.expected is not None
+    assert "slots=7" in case.expected[-1]
+    trouble = run_case(case.config, case.operations, case.expected, fields=case.fields)
+    assert trouble is not None
+    assert "slots=7; found" in trouble
+    assert trouble.endswith("slots=112")
+    assert len(case.operations) <= MOST
+
+
+def test_a_page_that_no_call_gave_is_told_by_its_number(recorded: Path, tmp_path: Path) -> None:
+    """R37: a log whose caller names a page that it was never given is reduced with that number, since nothing else stands for it."""
+    events = events_of(recorded)
+    at = find(events, lambda event: event.get("call") == "reserve", nth=2)
+    events[at]["row"] = [777]
+    case = shrink(RecordedLog(write(tmp_path / "edited.jsonl", events)))
+    assert case.operations[-1]["row"] == [(RAW, 777, 778)]
+    assert len(case.operations) <= MOST
+    assert run_case(case.config, case.operations, case.expected, fields=case.fields) is not None
+
+
+@pytest.mark.parametrize("error", [RuntimeError, GroupBroken])
+def test_a_first_call_that_fails_is_all(recorded: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
+    """R37: nothing is left out of a single call; one that loses its group though no rank was lost has failed too."""
+
+    def begin_tick(self: CpHiRadixCache, *, idle: bool = False) -> None:
+        raise error("planted")
+
+    monkeypatch.setattr(CpHiRadixCache, "begin_tick", begin_tick)
+    case = shrink(RecordedLog(recorded))
+    assert [call["call"] for call in case.operations] == ["begin_tick"]
+    trouble = run_case(case.config, case.operations, case.expected, fields=case.fields)
+    assert trouble == f"begin_tick raised {error.__name__}: planted"
+
+
+def test_few_trials_leave_more(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R37: where the trials are used up, the smallest script that was found is the case: it fails, and could be smaller. Meanwhile
+    progress is told, call by call."""
+    plant(monkeypatch, when="LAYERS_IN_FLIGHT")
+    least = shrink(RecordedLog(recorded))
+    monkeypatch.setattr(sys.modules["cphicache.reexecute.shrink"], "MAX_TRIALS", 5)  # the package has a function of that name
+    done: list[int] = []
+    case = shrink(RecordedLog(recorded), on_operation=done.append)
+    assert case.trials == 5 < least.trials
+    assert len(least.operations) < len(case.operations) < case.recorded
+    assert run_case(case.config, case.operations, case.expected, fields=case.fields) is not None
+    assert done == list(range(1, case.recorded))
 
 
 def load(path: Path) -> dict[str, object]:

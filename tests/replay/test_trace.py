@@ -14,6 +14,7 @@ from cphicache.events import read_events
 from cphicache.replay import UnusableLogs, write_trace
 from cphicache.run.cli import main
 from tests.replay.conftest import serve
+from tests.replay.logs import events_of, write
 
 NEEDED = {"X": {"dur"}, "b": {"id", "cat"}, "e": {"id", "cat"}, "s": {"id", "cat"}, "t": {"id", "cat"}, "f": {"id", "cat", "bp"},
           "M": {"args"}, "C": {"args"}, "i": {"s"}}  # fmt: skip
@@ -102,6 +103,30 @@ def test_a_cut_log_is_drawn_up_to_the_cut(one_rank: Path, tmp_path: Path) -> Non
     check_format(trace_of([tmp_path / "cut"], tmp_path / "trace.json"))
 
 
+def test_a_log_of_schema_1_is_drawn(one_rank: Path, tmp_path: Path) -> None:
+    """R36, R37: a log that does not name its payloads, nor the slots in use, is drawn with the tracks that its steps name."""
+    old = [{name: value for name, value in event.items() if name != "used"} for event in events_of(one_rank)]
+    old = [{**old[0], "schema": 1}, *(event for event in old[1:] if event["event"] not in ("cache", "end"))]
+    events = trace_of([write(tmp_path / "old", old)], tmp_path / "trace.json")
+    check_format(events)
+    whole = trace_of([one_rank], tmp_path / "whole.json")
+    for phase in "besf":
+        assert sum(event["ph"] == phase for event in events) == sum(event["ph"] == phase for event in whole)
+    assert not any(event["ph"] == "C" for event in events)
+    tracks = {event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert tracks == {"rank 0", "lifecycle", "compute", "write target", "write draft", "load target", "load draft"}
+
+
+def test_progress_is_told_in_bytes(one_rank: Path, four_ranks: list[Path], tmp_path: Path) -> None:
+    """R37: a long trace tells how many bytes of all logs have been read."""
+    for paths in ([one_rank], four_ranks):
+        read: list[int] = []
+        write_trace(paths, tmp_path / "trace.json", on_progress=read.append)
+        assert read
+        assert read == sorted(read)
+        assert sum(path.stat().st_size for path in paths[:-1]) < read[-1] <= sum(path.stat().st_size for path in paths)
+
+
 def test_the_command_writes_a_whole_file_or_none(one_rank: Path, tmp_path: Path) -> None:
     """R37: the file is there as a whole or not at all; what cannot be read or written is one clear line and exit status 2."""
     run = CliRunner()
@@ -112,3 +137,16 @@ def test_the_command_writes_a_whole_file_or_none(one_rank: Path, tmp_path: Path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["trace.json"]
     with pytest.raises(UnusableLogs, match="name another file with -o"):
         write_trace([one_rank], tmp_path / "absent" / "trace.json")
+
+
+@pytest.mark.parametrize("command", ["trace", "report"])
+def test_a_log_is_never_written_over(command: str, one_rank: Path, tmp_path: Path) -> None:
+    """R35, R37: a file that is one of the logs, under whatever name, is refused in one line with exit status 2, and stays as it is."""
+    log, other = tmp_path / "events.jsonl", tmp_path / "linked"
+    log.write_bytes(one_rank.read_bytes())
+    other.symlink_to(log)
+    for out in (log, other):
+        done = CliRunner().invoke(main, [command, str(log), "-o", str(out)])
+        assert done.exit_code == 2
+        assert done.output == f"cphicache: {out}: is one of the logs to read; name another file with -o\n"
+    assert log.read_bytes() == one_rank.read_bytes()

@@ -17,12 +17,13 @@ from cphicache.sglang.checks import check_speculative
 from cphicache.sglang.counter import LayerCounter
 from cphicache.sglang.pools import adopt_pool, adopt_pools, by_payload
 from cphicache.sglang.refusal import SglangRefused
-from cphicache.sglang.streams import HostForwardStreams
+from cphicache.sglang.streams import CurrentStream, HostForwardStreams
 from cphicache.spaces import CpSharedKVLayout, LogicalPage
 from cphicache.transfer.pools.device import DevicePool, KVShape
 from cphicache.transfer.pools.host import make_host_pool
 from cphicache.transfer.port import Wait
 from cphicache.transfer.rank import RankTransfer
+from tests.streams.fake_cuda import FakeCuda
 
 PAGE = 4
 
@@ -58,7 +59,7 @@ def test_pages_come_from_the_server_and_go_back_to_it() -> None:
     assert alloc.usable_pages == range(1, 7)
     first = alloc.alloc(2)
     assert first == [1, 2]
-    assert alloc.available_size() == 16
+    assert (alloc.available_size(), alloc.lane_free()) == (16, (4,))
     assert alloc.alloc_for_owners([0] * 5) is None
     assert alloc.lane_shortage_for_owners([0] * 5) == (1,)
     assert alloc.lane_shortage(4) == (0,)
@@ -131,7 +132,7 @@ def test_the_forward_on_the_host_waits_by_blocking() -> None:
     streams = HostForwardStreams()
     compute, load = streams.stream("compute"), streams.stream("load")
     assert compute is streams.stream("compute")
-    assert compute.name == "compute"
+    assert (compute.name, compute.takes_whole) == ("compute", True)
     ran: list[str] = []
     load.wait(compute.record(), Wait.READ_TO_LOAD)
     load.submit(lambda: ran.append("load"))
@@ -142,6 +143,18 @@ def test_the_forward_on_the_host_waits_by_blocking() -> None:
     assert streams.now_us is None
     streams.pause(1.0)
     streams.close()
+
+
+def test_the_forward_of_the_whole_scheduler_is_the_current_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R34: without the overlap schedule a copy is ordered after what the stream has been given that is current when it is asked."""
+    cuda = FakeCuda()
+    monkeypatch.setattr(torch.cuda, "current_stream", cuda.current_stream)
+    forward, side = CurrentStream(torch.device("cuda")), cuda.Stream()
+    with cuda.stream(side):
+        event = forward.record_event()
+    forward.wait_event(event)
+    forward.synchronize()
+    assert cuda.calls == [f"{side.name}.record {event.name}", f"forward.wait {event.name}", "forward.synchronize"]
 
 
 def named(name: str, **fields: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from cphicache.agree.port import NO_FAILURE
+from cphicache.agree.port import NO_FAILURE, GroupBroken
 from cphicache.sglang import ranks
 from cphicache.sglang.refusal import SglangRefused
 
@@ -97,3 +97,23 @@ def test_groups_of_which_none_holds_all_are_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(dist, "get_process_group_ranks", lambda group: group)
     with pytest.raises(SglangRefused, match=r"process groups \[0, 1\] \[0, 2\] \[0, 1\]: none of them holds all"):
         ranks.members_of(SimpleNamespace(tp_cache_group=[0, 1], attn_cp_cache_group=[0, 2], attn_tp_cache_group=[0, 1]))
+
+
+@pytest.mark.parametrize("error", [GroupBroken("rank 1 does not answer"), dist.DistStoreError("connection reset"), None])
+def test_whoever_ends_last_ends_all_the_same(error: Exception | None) -> None:
+    """R23: at the end a rank tells that it has come there and waits for the others; if those have gone already it goes too."""
+    told: list[str] = []
+
+    def wait_for_keys(name: str, what: str, timeout_s: float) -> None:
+        told.append(f"wait {name}")
+        if error is not None:
+            raise error
+
+    member = ranks.Ranks([0], 1.0)
+    member._membership = SimpleNamespace(  # type: ignore[assignment]
+        store=SimpleNamespace(set=lambda key, value: told.append(f"set {key}")),
+        wait_for_keys=wait_for_keys,
+        close=lambda: told.append("close"),
+    )
+    member.leave()
+    assert told == ["set done/0", "wait done", "close"]

@@ -14,8 +14,10 @@ def test_variables_win_over_the_file(tmp_path: Path) -> None:
     """R35: the TOML file gives the settings, a CPHICACHE_ variable wins over it, and what neither names has its default."""
     path = tmp_path / "cphicache.toml"
     path.write_text('overlap = false\nmax_deferral_ticks = 7\nlog = "events.jsonl"\n', encoding="utf-8")
-    found = load_settings({"CPHICACHE_CONFIG": str(path), "CPHICACHE_MAX_DEFERRAL_TICKS": "9", "HOME": "/"})
-    assert found == Settings(overlap=False, max_deferral_ticks=9, log="events.jsonl")
+    found = load_settings(
+        {"CPHICACHE_CONFIG": str(path), "CPHICACHE_MAX_DEFERRAL_TICKS": "9", "CPHICACHE_LOG_LEVEL": "ops", "HOME": "/"}
+    )
+    assert found == Settings(overlap=False, max_deferral_ticks=9, log="events.jsonl", log_level="ops")
     assert load_settings({}) == Settings()
 
 

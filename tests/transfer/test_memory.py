@@ -99,3 +99,34 @@ def test_cuda_pins_chunks_that_copies_may_cross() -> None:
     torch.cuda.synchronize()
     assert torch.equal(buffer, device.cpu())
     memory.close()
+
+
+class Runtime:
+    """The CUDA runtime, which answers ``status``."""
+
+    def __init__(self, status: int) -> None:
+        self.calls: list[tuple[object, ...]] = []
+        self._status = status
+
+    def cudaHostRegister(self, *arguments: int) -> int:
+        self.calls.append(("register", *arguments))
+        return self._status
+
+    def cudaHostUnregister(self, *arguments: int) -> int:
+        self.calls.append(("unregister", *arguments))
+        return self._status
+
+
+@pytest.mark.parametrize("status", [0, 2])
+def test_memory_for_a_gpu_is_registered_for_every_context(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R31: each chunk is registered once, portably, and given back; what CUDA refuses is a failure that names its answer."""
+    runtime = Runtime(status)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    memory = HostMemory.for_device("cuda")
+    if status:
+        with pytest.raises(HostMemoryError, match=r"at byte 0 \(CUDA answers 2\)"):
+            memory.allocate(CHUNK)
+        return
+    buffer = memory.allocate(CHUNK)
+    memory.close()
+    assert runtime.calls == [("register", buffer.data_ptr(), CHUNK, 1), ("unregister", buffer.data_ptr())]

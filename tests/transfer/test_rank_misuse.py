@@ -60,6 +60,7 @@ def backed_up_again(rig: Rig) -> None:
         (in_flight, lambda rank: rank.reserve(OP, pages(2)), "new operation"),
         (in_flight, lambda rank: rank.submit_layers([OP], "target", [1]), "layer 1 once"),
         (in_flight, lambda rank: rank.submit_layers([OP], "target", [3]), "found 3"),
+        (in_flight, lambda rank: rank.submit_layers([OP], "target", [2, 2]), "target layer 2 once, found it twice"),
         (in_flight, lambda rank: rank.submit_layers([OP], "indexer", [0]), "'indexer'"),
         (in_flight, lambda rank: rank.commit(OP), "to have ended"),
         (in_flight, lambda rank: rank.release(OP), "to have ended"),

@@ -6,10 +6,14 @@ Durations: one layer of one page is copied in about 100 us (``SLOW``) or 0.1 us 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from cphicache.spaces.layout import CpSharedKVLayout
+from cphicache.spaces.types import LogicalPage
+from cphicache.transfer.jobs import CopyJob, PageUsers
 from cphicache.transfer.port import CopyStatus, LoadItem, OpKey, Wait
 from cphicache.transfer.streams.port import Streams
 from cphicache.transfer.streams.virtual import VirtualStreams
@@ -260,3 +264,21 @@ def test_a_finished_producer_is_waited_for_no_more() -> None:
         rig.rank.end_load(load)
     rig.rank.wait_layer(producer, "target", 0)
     assert streams.dropped == 2
+
+
+def test_whoever_else_touches_a_page_is_still_found() -> None:
+    """R9: of several jobs on one page each may end first; the others are waited for all the same."""
+    first, second, third = (
+        cast(CopyJob, SimpleNamespace(owned_pages=[LogicalPage(4), LogicalPage(page)], last_event=f"event {page}"))
+        for page in (5, 6, 7)
+    )
+    users = PageUsers()
+    for job in (first, second, third):
+        users.add(job)
+    assert users.events([LogicalPage(4)]) == ["event 5", "event 6", "event 7"]
+    users.remove(second, second.owned_pages)
+    assert users.events([LogicalPage(4), LogicalPage(6)]) == ["event 5", "event 7"]
+    users.remove(first, first.owned_pages)
+    assert users.events([LogicalPage(4), LogicalPage(5)]) == ["event 7"]
+    users.remove(third, third.owned_pages)
+    assert users.events([LogicalPage(4)]) == []

@@ -72,6 +72,51 @@ def test_loads_come_layer_by_layer_and_the_forward_waits_for_its_layer() -> None
     assert transfer.load_status(7).drained
 
 
+def test_a_load_back_that_is_waited_for_starts_and_others_go_on() -> None:
+    """R34: waiting for a load-back that was not started starts it; the layers of another one are waited for after it has ended."""
+    transfer = _transfer()
+    assert transfer.free_slots() == {}, "the ledger is the account"
+    transfer.queue_load(7, [LoadItem(1, [LogicalPage(1), LogicalPage(2)])])
+    transfer.wait_load(7)
+    assert transfer.clock.now == 10.0
+    transfer.queue_load(8, [LoadItem(2, [LogicalPage(3), LogicalPage(4)])])
+    later = transfer.start_loads()
+    transfer.end_load(7)
+    transfer.wait_layer(later, "target", 1)
+    assert transfer.clock.compute == 20.0
+    transfer.end_load(8)
+
+
+def test_a_prompt_that_is_in_the_way_is_computed_again() -> None:
+    """R1: where a request that decodes needs a page and a prompt is half computed, the prompt's pages go, and it comes again."""
+    config = replace(SMALL, page_size=16, chunk_tokens=16, device_tokens=2640, host_tokens=8192)
+    requests = [TraceRequest(0, 0, 512, 400, (1,)), TraceRequest(1, 12, 2048, 1, (10, 11, 12, 13))]
+    served = TraceServer(config, requests).run()
+    assert (served.finished, served.retracted, served.refused) == (2, 1, 0)
+
+
+def test_a_prefix_that_holds_too_much_is_computed_again() -> None:
+    """R24: the lock of a node that is matched in part holds all of it; where the rest of the prompt has no room beside it, the part is
+    computed again."""
+    config = replace(SMALL, chunk_tokens=16_384)
+    long = TraceRequest(0, 0, 25 * 512, 1, tuple(range(25)))
+    other = TraceRequest(1, 10**6, 19 * 512, 1, (*range(6), *range(100, 113)))
+    served = TraceServer(config, [long, other]).run()
+    assert (served.finished, served.refused, served.retracted) == (2, 0, 0)
+    assert served.tokens_device == 0
+    fits = replace(other, input_length=8 * 512, hash_ids=(*range(6), 100, 101))
+    assert TraceServer(config, [long, fits]).run().tokens_device == 6 * 512
+
+
+def test_results_that_are_none_are_refused(tmp_path: Path) -> None:
+    """R35: without a file there are no rows yet; one that is not JSON, or a folder, is refused in one line that names it."""
+    assert read_rows(tmp_path / "absent.json", "hits") == {"study": "hits", "about": {}, "rows": []}
+    (tmp_path / "torn.json").write_bytes(b'{"study": "hi')
+    for path in (tmp_path / "torn.json", tmp_path):
+        with pytest.raises(Failure, match=f"^{path}: cannot be read as results .*; give another file, or remove it$"):
+            read_rows(path, "hits")
+
+
 def test_host_pages_are_counted_through_shrink_split_and_release() -> None:
     """R20: a page counts from its reservation until it is freed; what a shrink keeps counts to the end of the operation."""
     transfer = _transfer()
@@ -370,6 +415,9 @@ def test_boxes_are_as_wide_as_their_calls_are_long() -> None:
     assert float(inner.attrib["width"]) == pytest.approx(float(outer.attrib["width"]) / 2, abs=0.1)
     assert float(inner.attrib["y"]) > float(outer.attrib["y"])
     assert outer.attrib["fill"] != inner.attrib["fill"]
+    events = [_opened(2, 0.0), _closed(2, 1.0)]
+    (elsewhere,) = ElementTree.fromstring(draw({**PROFILE, "profiles": [{"events": events}]}, "of Python's own")).findall("{*}g")
+    assert elsewhere.findtext("{*}title") == "python sort: 100.0%"
     with pytest.raises(ValueError, match="frame 1 closes"):
         boxes_of({**PROFILE, "profiles": [{"events": [_opened(0, 0.0), _closed(1, 1.0)]}]})
 
