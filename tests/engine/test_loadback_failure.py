@@ -306,6 +306,22 @@ def test_a_reader_that_goes_before_the_failure_is_agreed_is_not_reported() -> No
     rig.rest()
 
 
+def test_a_failed_load_back_that_nobody_reads_ends_when_its_drain_is_agreed_within_a_tick() -> None:
+    """R21, R25: who agrees within a tick has the pages of a failed load-back back at once, not with the next tick."""
+    rig = Rig()
+    to_host(rig, "abcd")
+    begin_load(rig)
+    rig.local(1).fail(1)
+    rig.abort("reads")
+    rig.finish_all()
+    tick = rig.cache.state.tick
+    rig.together(lambda side: side.cache.agree_now())
+    assert (rig.node("abcd").pages, rig.cache.state.loads, rig.cache.state.tick) == (None, {}, tick)
+    rig.end_forward()
+    loads_again(rig, "abcd")
+    rig.rest()
+
+
 def failing_under_eviction() -> Rig:
     """Under write_back, ``ab`` is being loaded (and fails); a load of ``abcd`` behind it must evict what has no host copy yet, which
     waits with a drain round."""
