@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple, cast
 
@@ -86,7 +86,8 @@ class DistributedReducer:
         self._tensor = on_host.to(device)
         # On a GPU the reduction has a stream of its own: reading its result must not wait for the forward pass.
         self._stream = torch.cuda.Stream(device) if self._tensor.is_cuda else None  # type: ignore[no-untyped-call]
-        self._work: dist.Work | None = None
+        self._is_completed: Callable[[], bool]
+        self._wait_for: Callable[[timedelta], object]
         self._last: tuple[int, int] | None = None
         self._settled: Settled | None = None
         self.issued = 0
@@ -102,11 +103,11 @@ class DistributedReducer:
         if self.broken is None:
             self._values[0], self._values[1] = count, first_failed
             if self._stream is None:
-                self._work = self._all_reduce()
+                self._all_reduce()
             else:
                 with torch.cuda.stream(self._stream):
                     self._tensor.copy_(torch.tensor([count, first_failed], dtype=torch.int64))
-                    self._work = self._all_reduce()
+                    self._all_reduce()
         self.issued += 1
         self._membership.issued = self.issued
 
@@ -136,7 +137,7 @@ class DistributedReducer:
         try:
             while not came:
                 watch.pass_slice()
-                failed = self._on_its_way().is_completed()  # only the store can say why
+                failed = self._is_completed()  # only the store can say why
                 self._membership.find_out(self.waited, watch, failed=failed)
                 if watch.waited_s >= 2 * self._membership.timeout_s:
                     raise GroupBroken(
@@ -150,31 +151,29 @@ class DistributedReducer:
             if self._membership.stop.is_set() or self._membership.rank in broken.ranks:
                 raise
 
-    def _all_reduce(self) -> dist.Work | None:
+    def _all_reduce(self) -> None:
         work: dist.Work | None = dist.all_reduce(self._tensor, op=dist.ReduceOp.MIN, group=self._group, async_op=True)
-        return work
+        if work is None:
+            raise AssertionError(
+                f"reduction {self.issued}: expected it to be on its way, found none: is this rank one of the group?"
+            )
+        self._is_completed, self._wait_for = work.is_completed, work.wait  # looked up now, when torch's code is not cold
 
     def _read(self, stream: torch.cuda.Stream) -> tuple[int, int]:
         with torch.cuda.stream(stream):
             count, first_failed = self._tensor.tolist()
         return count, first_failed
 
-    def _on_its_way(self) -> dist.Work:
-        if self._work is None:
-            raise AssertionError(f"reduction {self.waited}: expected it to be on its way, found none")
-        return self._work
-
     def _came(self) -> bool:
         """Wait a slice for the reduction. False: it is not here yet, or it has failed."""
-        work = self._on_its_way()
         try:
             if self._stream is not None:  # NCCL's wait has no time limit
                 deadline_s = time.monotonic() + SLICE_S
-                while not work.is_completed():
+                while not self._is_completed():
                     if time.monotonic() > deadline_s:
                         return False
                     time.sleep(POLL_S)
-            work.wait(_SLICE)
+            self._wait_for(_SLICE)
         except RuntimeError:
             return False
         return True

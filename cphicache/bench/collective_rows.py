@@ -6,6 +6,10 @@ import multiprocessing
 import time
 from multiprocessing.connection import Connection
 from threading import Event
+from typing import TypeAlias
+
+import torch
+import torch.distributed as dist
 
 from cphicache.agree.distributed import DistributedReducer, connect_store, host_store, make_group
 from cphicache.agree.membership import Membership
@@ -20,6 +24,8 @@ FORWARD_S = 0.03
 """A decode step, as the studies have it. The GPU computes and the scheduler's thread sleeps on it, so that gloo's own thread has its
 core; what makes a reduction late is mostly the other rank, which comes to its tick later."""
 TIMEOUT_S = 60.0
+Sides: TypeAlias = tuple[list[float], list[float], list[float]]
+"""Microseconds of each tick of a round: waits for the reduction of the tick before, blocking calls, issues."""
 
 
 def collectives(effort: Effort) -> Measured:
@@ -41,8 +47,9 @@ def collectives(effort: Effort) -> Measured:
 
 
 def blocked_share(effort: Effort) -> Measured:
-    """Two processes over gloo: seconds in the wait for a reduction that was issued a forward before, over those for one waited for at
-    once. Everything that a wait takes is counted, the wait for a rank that comes late included."""
+    """Two processes over gloo: seconds in the wait for a reduction that was issued a forward before, over those in the same reduction as
+    one blocking call, which is what SGLang's tick makes. Everything that a wait takes is counted, the wait for a rank that comes late
+    included. Issuing blocks nobody; what it takes is among the details."""
     context = multiprocessing.get_context("spawn")
     hosted = host_store("127.0.0.1", "bench", TIMEOUT_S)
     ticks = effort.size(TICKS, least=5)
@@ -53,16 +60,16 @@ def blocked_share(effort: Effort) -> Measured:
     try:
         for sender in senders:
             sender.close()
-        waited: list[list[tuple[list[float], list[float]]]] = [receiver.recv() for receiver in results]
+        waited: list[list[Sides]] = [receiver.recv() for receiver in results]
     finally:
         for process in ranks:
             process.join(TIMEOUT_S)
             if process.is_alive():
                 process.kill()
-    rounds = [[[us for rank in of_round for us in rank[side]] for side in (0, 1)] for of_round in zip(*waited, strict=True)]
-    shares = Spread.of([sum(later) / sum(at_once) for later, at_once in rounds])
+    rounds = [[[us for rank in of_round for us in rank[side]] for side in range(3)] for of_round in zip(*waited, strict=True)]
+    shares = Spread.of([sum(later) / sum(blocking) for later, blocking, _ in rounds])
     details: dict[str, float] = {"ticks": ticks, "forward us": FORWARD_S * 1e6}
-    for side, name in enumerate(("a forward later", "at once")):
+    for side, name in enumerate(("a forward later", "blocking call", "issue")):
         every = sorted(us for of_round in rounds for us in of_round[side])
         details |= {
             f"{name} us": round(sum(every) / len(every), 2),
@@ -75,22 +82,26 @@ def blocked_share(effort: Effort) -> Measured:
 def _rank(rank: int, port: int, ticks: int, rounds: int, results: Connection) -> None:
     store = connect_store("127.0.0.1", port, "bench", TIMEOUT_S)
     membership = Membership(lambda: connect_store("127.0.0.1", port, "bench", TIMEOUT_S), rank, RANKS, TIMEOUT_S, Event())
-    reducer = DistributedReducer(make_group(store, rank, RANKS, TIMEOUT_S), membership)
-    found = []
+    group = make_group(store, rank, RANKS, TIMEOUT_S)
+    reducer = DistributedReducer(group, membership)
+    found: list[Sides] = []
     for _ in range(rounds):
-        sides: list[list[float]] = []
-        for forward_between in (True, False):
-            waits_us = []
-            for tick in range(ticks):
-                reducer.issue(tick, NO_FAILURE)
-                if forward_between:
-                    time.sleep(FORWARD_S)
-                before = reducer.blocked_s
-                reducer.wait()
-                waits_us.append((reducer.blocked_s - before) * 1e6)
-                if not forward_between:
-                    time.sleep(FORWARD_S)
-            sides.append(waits_us)
-        found.append((sides[0], sides[1]))
+        later_us, blocking_us, issue_us = [], [], []
+        for tick in range(ticks):
+            start = time.monotonic()
+            reducer.issue(tick, NO_FAILURE)
+            issue_us.append((time.monotonic() - start) * 1e6)
+            time.sleep(FORWARD_S)
+            before = reducer.blocked_s
+            reducer.wait()
+            later_us.append((reducer.blocked_s - before) * 1e6)
+        for tick in range(ticks):
+            time.sleep(FORWARD_S)
+            start = time.monotonic()
+            sample = torch.tensor([tick, NO_FAILURE])
+            dist.all_reduce(sample, op=dist.ReduceOp.MIN, group=group)
+            sample.tolist()
+            blocking_us.append((time.monotonic() - start) * 1e6)
+        found.append((later_us, blocking_us, issue_us))
     results.send(found)
     membership.close()

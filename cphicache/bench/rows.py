@@ -152,7 +152,7 @@ BENCHES: tuple[Bench, ...] = (
     ),
     Bench(
         "collective-blocked",
-        "time that a scheduler waits in the reduction of the tick before over that of one waited for at once, 2 processes",
+        "time that a scheduler waits in the reduction of the tick before over that of a blocking all-reduce, 2 processes",
         Target("lower", 0.05, 0.01),
         blocked_share,
     ),
