@@ -12,6 +12,7 @@ from rich.console import Console
 
 from cphicache.run.failure import Failure, OneLineCommand
 from cphicache.run.numbers import FiniteFloatRange
+from cphicache.signals import deferred_signals
 
 if TYPE_CHECKING:
     from cphicache.bench.harness import Bench, Effort
@@ -48,11 +49,12 @@ def bench_command(
     A row is written to --out when it is finished; an interrupt keeps it. Exit status: 0 measured, 1 a "must" was not met, 2 unusable
     input, 130 interrupted.
     """
-    import torch
+    with deferred_signals():
+        import torch
 
-    from cphicache.bench.harness import Effort
-    from cphicache.bench.report import ResultsError, check_effort, markdown, read_results, verdict, write_docs
-    from cphicache.bench.rows import BENCHES, chosen
+        from cphicache.bench.harness import Effort
+        from cphicache.bench.report import ResultsError, check_effort, markdown, read_results, verdict, write_docs
+        from cphicache.bench.rows import BENCHES, chosen
 
     try:
         wanted = chosen(names)

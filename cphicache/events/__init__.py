@@ -3,7 +3,6 @@
 from cphicache.events.hashes import page_hashes
 from cphicache.events.log import EventLog, EventLogError, rank_log_path
 from cphicache.events.reader import EventReadError, Line, Trouble, read_events, read_lines
-from cphicache.events.signals import exit_on_signals, interrupt_on_signals
 from cphicache.events.types import EVENTS, FIELDS, LOCAL_FIELDS, LOCAL_TRIGGERS, SCHEMA_VERSION, Level, logical_view
 
 __all__ = [
@@ -18,8 +17,6 @@ __all__ = [
     "Level",
     "Line",
     "Trouble",
-    "exit_on_signals",
-    "interrupt_on_signals",
     "logical_view",
     "page_hashes",
     "rank_log_path",

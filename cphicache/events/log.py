@@ -45,7 +45,7 @@ class EventLog:
 
     A file's events wait in a buffer of ``buffer_events``, which is written at least every ``flush_interval_s``, at :meth:`flush`, at
     :meth:`close` and when the interpreter exits (a signal that ends the process without that: see
-    :func:`~cphicache.events.signals.exit_on_signals`). A killed process loses what was buffered. When the buffer is full, events are
+    :func:`~cphicache.signals.exit_on_signals`). A killed process loses what was buffered. When the buffer is full, events are
     counted and an event ``lost`` takes their place, or, with ``wait_when_full`` (the default in virtual time, which can wait), they
     are written by the caller's thread. ``max_file_bytes`` and ``keep_parts`` rotate the file, see
     :class:`~cphicache.events.sinks.FileWriter`.

@@ -16,7 +16,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from cphicache import __version__
 from cphicache.bench.command import bench_command
-from cphicache.events import exit_on_signals
 from cphicache.run.config import (
     Arrival,
     ConfigError,
@@ -41,6 +40,7 @@ from cphicache.run.plots_command import plots_command
 from cphicache.run.seen import diagram_command, replay_command, report_command, trace_command
 from cphicache.run.simulate.command import simulate_command
 from cphicache.run.study.command import study_command
+from cphicache.signals import deferred_signals, exit_on_signals
 from cphicache.transfer.budget import HostBudgetError, memory_limits
 from cphicache.transfer.support import KV_DTYPES
 
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 _DEFAULTS = {field.name: field.default for field in fields(RunConfig)}
+SIGNALLED = 128
+"""A process that a signal has ended has this and the signal's number as its status, as shells tell it."""
 _REPORTING = {"log", "log_level", "out", "json", "metrics_port"}
 """Options that change what is written, not what happens: with only these the run is still the bare default run."""
 
@@ -82,7 +84,7 @@ def main() -> None:
 @_option("cp-size", int, "Context-parallel ranks.")
 @click.option("--kv-replicated", is_flag=True, help="Each of these ranks stores all of the KV, as tensor-parallel ranks do.")
 @_choice("launch", Launch, "Ranks in lockstep as threads of this process, or as processes over torch.distributed.")
-@_option("rank-timeout-s", float, "Longest wait for another rank.")
+@_option("rank-timeout-s", float, "Longest wait for another rank once all serve (to start, each has 120 s).")
 @_option("check-ranks", int, "Compare digests of the ranks' states every so many ticks; 0: never.")
 @_option("page-size", int, "Tokens of a page.")
 @_option("device-tokens", int, "Device pool of all ranks together.")
@@ -126,7 +128,13 @@ def run(context: click.Context, /, metrics_port: int | None = None, **options: A
     """Serve a request trace through the engine and prove every reused byte, every slot and every lock."""
     given = {name for name in options if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
     with exit_on_signals(signal.SIGTERM, signal.SIGHUP):  # so that event logs are flushed
-        sys.exit(serve(options, bare=not given - _REPORTING, metrics_port=metrics_port))
+        try:
+            status = serve(options, bare=not given - _REPORTING, metrics_port=metrics_port)
+        except SystemExit as left:
+            if isinstance(left.code, int) and left.code > SIGNALLED:
+                click.echo(f"cphicache: ended by {signal.Signals(left.code - SIGNALLED).name}", err=True)
+            raise
+    sys.exit(status)
 
 
 def serve(options: dict[str, Any], *, bare: bool, metrics_port: int | None = None) -> int:
@@ -138,15 +146,15 @@ def serve(options: dict[str, Any], *, bare: bool, metrics_port: int | None = Non
     if metrics_port is not None and config.launch == "processes":
         raise Failure(f"--metrics-port {metrics_port}: serves ranks of one process; use --launch threads")
 
-    # torch takes a second to import: after the options have been checked
-    import torch
+    with deferred_signals():  # torch takes a second to import: after the options have been checked
+        import torch
 
-    from cphicache.run.jobs import load_requests, sized_for
-    from cphicache.run.launch import Outcome, run_processes
-    from cphicache.run.pools import require_backend, require_memory
-    from cphicache.run.trace import TraceError
-    from cphicache.run.world import RunFailed, cache_config, run_world
-    from cphicache.transfer.backends import BackendUnavailable
+        from cphicache.run.jobs import load_requests, sized_for
+        from cphicache.run.launch import Outcome, run_processes
+        from cphicache.run.pools import require_backend, require_memory
+        from cphicache.run.trace import TraceError
+        from cphicache.run.world import RunFailed, cache_config, run_world
+        from cphicache.transfer.backends import BackendUnavailable
 
     torch.set_num_threads(1)  # several ranks share the cores; ours is the process
     console = Console(stderr=True)

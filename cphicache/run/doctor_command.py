@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cphicache.run.failure import Failure, OneLineCommand, write_whole
+from cphicache.signals import deferred_signals
 from cphicache.transfer.budget import describe_bytes
 
 if TYPE_CHECKING:
@@ -32,11 +33,12 @@ def doctor_command(device: str, as_json: bool, out: Path | None) -> None:
 
     Exit status: 0 all that can run here is right, 1 wrong bytes or a copy that failed, 2 unusable input.
     """
-    import orjson
-    import torch
+    with deferred_signals():
+        import orjson
+        import torch
 
-    from cphicache.run.doctor import examine
-    from cphicache.transfer.streams.cuda import CudaUnavailable
+        from cphicache.run.doctor import examine
+        from cphicache.transfer.streams.cuda import CudaUnavailable
 
     torch.set_num_threads(1)  # the copies are small, and the process is ours
     progress = Console(stderr=True)

@@ -9,6 +9,7 @@ import click
 
 from cphicache.run.failure import Failure, OneLineCommand, write_whole
 from cphicache.run.numbers import FiniteFloatRange
+from cphicache.signals import deferred_signals
 
 
 @click.command("explore", cls=OneLineCommand)
@@ -40,8 +41,9 @@ def explore_command(
     import orjson
     from rich.console import Console
 
-    from cphicache.explore import WORLDS, ScenarioError
-    from cphicache.run import explore as exploring
+    with deferred_signals():
+        from cphicache.explore import WORLDS, ScenarioError
+        from cphicache.run import explore as exploring
 
     if list_worlds:
         for world in WORLDS.values():

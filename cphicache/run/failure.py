@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from cphicache.events import interrupt_on_signals
 from cphicache.files import whole_file
+from cphicache.signals import interrupt_on_signals
 
 
 class Failure(click.ClickException):

@@ -13,8 +13,9 @@ from typing import Any
 import orjson
 import pytest
 
-from cphicache.events import EventLog, EventLogError, EventReadError, Level, exit_on_signals, read_events
+from cphicache.events import EventLog, EventLogError, EventReadError, Level, read_events
 from cphicache.lifecycle import Input, State, Trigger
+from cphicache.signals import exit_on_signals
 
 LONG_S = 3600.0
 """A flush interval after which nothing in a test happens by itself."""
@@ -255,7 +256,8 @@ def test_a_full_disk_reaches_the_thread_that_records() -> None:
 RECORDING = """
 import os, signal, sys
 from pathlib import Path
-from cphicache.events import EventLog, Level, exit_on_signals
+from cphicache.events import EventLog, Level
+from cphicache.signals import exit_on_signals
 log = EventLog(Path(sys.argv[1]), rank=0, level=Level.OPS, wall_clock=None, header={}, flush_interval_s=3600.0)
 for tick in range(10):
     log.note(tick, "fact")

@@ -16,9 +16,9 @@ import pytest
 
 from cphicache.agree.membership import KeyStore
 from cphicache.events import read_events
-from cphicache.events.signals import exit_on_signals
 from cphicache.run.launch import rank_arguments
 from cphicache.run.world import RunFailed, make_streams
+from cphicache.signals import exit_on_signals
 from tests.ranks.worlds import ROOT, assert_well, assert_whole, config_of, in_processes, in_threads, rank_logs
 
 

@@ -293,10 +293,20 @@ def test_the_default_run_sees_everything() -> None:
 
 
 @pytest.mark.usefixtures("default_sigint")
-@pytest.mark.parametrize("cp_size", [1, 2])
-def test_an_interrupt_ends_the_run_cleanly(cp_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R18: Ctrl-C ends every rank after its tick: status 130, one line, no summary; every rank's log is whole lines, and no thread of
-    the run is left."""
+@pytest.mark.parametrize(
+    ("cp_size", "by", "end"),
+    [
+        (1, signal.SIGINT, (130, "interrupted")),
+        (2, signal.SIGINT, (130, "interrupted")),
+        (2, signal.SIGTERM, (143, "ended by SIGTERM")),
+        (2, signal.SIGHUP, (129, "ended by SIGHUP")),
+    ],
+)
+def test_an_interrupt_ends_the_run_cleanly(
+    cp_size: int, by: signal.Signals, end: tuple[int, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R18: Ctrl-C, or a signal to end, ends every rank after its tick: its status, one line, no summary; every rank's log is whole lines,
+    and no thread of the run is left."""
     run_world = world_module.run_world
     done: list[Job] = []
     main_thread = threading.main_thread().ident
@@ -305,14 +315,15 @@ def test_an_interrupt_ends_the_run_cleanly(cp_size: int, tmp_path: Path, monkeyp
     def interrupted(*arguments: Any, **named: Any) -> Any:
         def on_tick(scheduler: Scheduler) -> None:
             if scheduler.tick == 40:
-                signal.pthread_kill(main_thread, signal.SIGINT)
+                signal.pthread_kill(main_thread, by)
 
         return run_world(*arguments, **{**named, "on_tick": on_tick, "on_done": done.append})
 
     monkeypatch.setattr(world_module, "run_world", interrupted)
     threads = set(threading.enumerate())
     result = quick("--cp-size", str(cp_size), "--requests", "600", "--max-batch", "1", "--out", tmp_path)
-    assert one_line(result, 130) == "cphicache: interrupted"
+    status, told = end
+    assert one_line(result, status) == f"cphicache: {told}"
     assert result.stdout == ""
     assert set(threading.enumerate()) <= threads
     assert len(done) < 600

@@ -21,6 +21,7 @@ from cphicache.run.simulate.outcome import Code, Outcome
 from cphicache.run.simulate.planted import CANARIES
 from cphicache.run.simulate.shrink import MOST_TRIES, shrink
 from cphicache.run.simulate.workers import ENDED, run_guarded, run_seeds
+from cphicache.signals import deferred_signals
 
 DEFAULT_SEEDS = "1..100"
 INTERRUPTED = 130
@@ -68,7 +69,8 @@ def simulate_command(
     except WorldError as error:
         raise Failure(f"--{error}") from error
 
-    import torch
+    with deferred_signals():
+        import torch
 
     torch.set_num_threads(1)  # the ranks are threads already
     runner = _Runner(canary, shrinking=shrinking, cpu_s=cpu_s)

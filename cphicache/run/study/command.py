@@ -19,6 +19,7 @@ from cphicache.run.config import MOST_REQUESTS, MOST_TOKENS
 from cphicache.run.failure import Failure, OneLineCommand, OneLineGroup
 from cphicache.run.numbers import REQUESTS, TOKENS, FiniteFloatRange
 from cphicache.run.study.results import check_same, read_rows, require_place, write_rows
+from cphicache.signals import deferred_signals
 
 if TYPE_CHECKING:
     from cphicache.run.study.overlap import Setting
@@ -79,7 +80,8 @@ def overlap_command(
     **given: Any,
 ) -> None:
     """Backup layer by layer against all layers after the forward, on a stream of prefill chunks, or on a trace."""
-    from cphicache.run.study.overlap import PRESETS, over_bandwidths, run
+    with deferred_signals():
+        from cphicache.run.study.overlap import PRESETS, over_bandwidths, run
 
     setting = replace(PRESETS[preset], **{name: value for name, value in given.items() if value is not None})
     require_place("--out", out)
@@ -183,8 +185,9 @@ def hits_command(
 
     A size is written to --out when it is finished; an interrupt keeps it.
     """
-    from cphicache.run.study.hits import ROW_NUMBERS, digest, infinite_hits, study
-    from cphicache.run.study.serve import ServeConfig
+    with deferred_signals():
+        from cphicache.run.study.hits import ROW_NUMBERS, digest, infinite_hits, study
+        from cphicache.run.study.serve import ServeConfig
 
     config = ServeConfig(page_size=page_size, cp_size=cp_size, layers=layers, reclaim_device_valid=reclaim_device_valid)
     _require_pages(config, devices, hosts)
@@ -266,8 +269,9 @@ def serve_command(
     Tree, lifecycle, ledger and eviction are the real ones; pools have their real size and hold no bytes. An interrupt writes and shows
     how far it came.
     """
-    from cphicache.run.study.profile import CostedRun, FlameGraph
-    from cphicache.run.study.serve import ServeConfig
+    with deferred_signals():
+        from cphicache.run.study.profile import CostedRun, FlameGraph
+        from cphicache.run.study.serve import ServeConfig
 
     config = ServeConfig(overlap=not no_overlap, **sizes)
     _require_pages(config, [config.device_tokens], [config.host_tokens])

@@ -1,6 +1,5 @@
-"""Signals that end a process without running ``finally`` and ``atexit``: turned into an exit that runs them, so that logs are flushed.
-
-The event log itself touches no signal handler. A program that owns its process, such as the command line, uses this around its work.
+"""Signals of a program that owns its process: turned into an exit or an interrupt that runs ``finally`` and ``atexit``, so that logs are
+flushed, or put off until imports are over. No other part of the project touches a signal handler.
 """
 
 from __future__ import annotations
@@ -9,6 +8,9 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that ask a program to end."""
 
 
 @contextmanager
@@ -30,6 +32,19 @@ def interrupt_on_signals(*numbers: signal.Signals) -> Iterator[None]:
     """While inside, each of these signals raises ``KeyboardInterrupt`` in the main thread, as Ctrl-C does. Main thread only."""
     with _handled(numbers, signal.default_int_handler):
         yield
+
+
+@contextmanager
+def deferred_signals() -> Iterator[None]:
+    """While inside, a signal that asks to end is only noted; it is raised again at the end. Main thread only.
+
+    For imports: some catch whatever is raised inside them, and then nobody would hear of the signal; others cannot be done twice.
+    """
+    noted: list[int] = []
+    with _handled(ENDING, lambda number, frame: noted.append(number)):
+        yield
+    if noted:
+        signal.raise_signal(noted[0])
 
 
 @contextmanager
