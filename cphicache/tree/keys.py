@@ -116,8 +116,10 @@ class RadixKey:
             return 0
         width = self.page_bytes
         mine, my_start = self.data, start_page * width
-        theirs, their_start = memoryview(other.data), other_start_page * width
         # bytes.startswith is memcmp; == on memoryviews compares item by item.
+        if limit == other.pages and mine.startswith(other.data, my_start):
+            return limit  # the usual case of a walk, a whole node, needs no view
+        theirs, their_start = memoryview(other.data), other_start_page * width
         if mine.startswith(theirs[their_start : their_start + limit * width], my_start):
             return limit
         low, high = 0, limit  # the first `low` pages are equal, the first page that differs is in [low, high)
