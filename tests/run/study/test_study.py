@@ -23,7 +23,7 @@ from cphicache.run.study.flame import boxes_of, draw
 from cphicache.run.study.hits import infinite_hits, row_of, study
 from cphicache.run.study.overlap import PRESETS, Setting, run
 from cphicache.run.study.results import read_rows, write_rows
-from cphicache.run.study.serve import ServeConfig, TraceServer
+from cphicache.run.study.serve import LONGEST_IDLE_US, ServeConfig, TraceServer
 from cphicache.run.study.transfer import Clock, Link, MetadataTransfer
 from cphicache.run.synthetic import synthetic_trace
 from cphicache.run.trace import TraceRequest
@@ -153,6 +153,29 @@ def test_a_trace_is_served_to_its_end_and_its_tokens_add_up(cp_size: int, overla
     assert counters.device_evictions > 0
     assert counters.host_evictions > 0
     assert counters.committed + sum(counters.rolled_back.values()) == counters.reserved
+
+
+@pytest.mark.parametrize(
+    ("late", "from_request"),
+    [(10**12, 0), (1_760_000_000_000, 0), (10**18, 0), (10**12, 30), (10**18, 30)],
+    ids=["a late day", "epoch", "as late as can be", "a gap", "a gap as long as can be"],
+)
+def test_idle_time_is_skipped(late: int, from_request: int) -> None:
+    """R1, R35: a trace that begins late, or pauses for long, is served as one that begins at 0, or pauses for hours: the same figures,
+    and the same virtual time."""
+    requests = [TraceRequest(n, 100 * n, 1024, 40, (n % 7, 100 + n % 11)) for n in range(60)]
+
+    def figures(later_ms: int) -> dict[str, Any]:
+        moved = [replace(each, timestamp_ms=each.timestamp_ms + later_ms * (each.index >= from_request)) for each in requests]
+        row = row_of(SMALL, moved)
+        return {name: value for name, value in row.items() if name not in ("cpu s", "seconds by part")}
+
+    hours_ms = int(LONGEST_IDLE_US) // 500
+    found = figures(late)
+    assert found == figures(hours_ms if from_request else 0)
+    assert found["requests"] == 60
+    assert 0 < found["device hits"]
+    assert found["virtual s"] < 3600
 
 
 def test_lack_of_pages_retracts_and_too_long_requests_are_refused() -> None:
