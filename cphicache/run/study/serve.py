@@ -296,7 +296,7 @@ class TraceServer:
         heapq.heappush(self._due, (self._steps + steps, self._order, job, job.restarts))
 
     def _idle_steps(self) -> int:
-        """Decode steps until something can happen; time goes on with them. 0: the time to the next arrival was skipped, or nothing comes."""
+        """Decode steps until something can happen; time goes on with them. 0: the time to the next arrival was skipped."""
         steps: int | None = 1
         if not self.cache.state.numbered and not self.cache.state.waiters:
             steps = max(1, self._due[0][0] - self._steps) if self._due else None
