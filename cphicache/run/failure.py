@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,32 @@ def one_line() -> Iterator[None]:
         raise Failure(error.format_message()) from error
 
 
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+
+
+@contextmanager
+def told_output() -> Iterator[None]:
+    """A standard output that takes no more is one line, too. Errors of files are told where they are written, with their names; a reader
+    that has gone is left to click, which ends as other programs do."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno not in _NO_ROOM:
+            raise
+        _drop_output()
+        raise Failure(f"standard output: cannot be written ({error.strerror or error}); give room, or another place") from error
+
+
+def _drop_output() -> None:
+    """What standard output still holds goes nowhere: at its exit Python would try once more, and complain."""
+    with suppress(OSError, ValueError):  # no file behind it
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(nowhere, sys.stdout.fileno())
+        finally:
+            os.close(nowhere)
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Write a command's ``--out`` so that it is there as a whole, or as it was. Raises :class:`Failure`."""
     try:
@@ -54,13 +83,14 @@ class OneLineCommand(click.Command):
 
 
 class OneLineGroup(click.Group):
-    """A group of such commands. An interrupt or SIGTERM, whenever it comes, ends with status 130, and with what was finished till then."""
+    """A group of such commands, which say in one line that standard output cannot be written, too. An interrupt or SIGTERM, whenever it
+    comes, ends with status 130, and with what was finished till then."""
 
     command_class = OneLineCommand
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """See click."""
-        with one_line():
+        with one_line(), told_output():
             return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
@@ -71,7 +101,7 @@ class OneLineGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """See click."""
         try:
-            with interrupt_on_signals(signal.SIGTERM):
+            with interrupt_on_signals(signal.SIGTERM), told_output():
                 return super().invoke(ctx)
         except KeyboardInterrupt:
             click.echo("cphicache: interrupted", err=True)
