@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from cphicache.events import interrupt_on_signals
 from cphicache.files import whole_file
@@ -36,6 +37,19 @@ def one_line() -> Iterator[None]:
         raise
     except click.UsageError as error:
         raise Failure(error.format_message()) from error
+
+
+def given_options(*names: str) -> list[str]:
+    """Those of these parameters of the running command that the user has given, as they are written."""
+    context = click.get_current_context()
+    options = {parameter.name: parameter.opts[0] for parameter in context.command.params}
+    return [options[name] for name in names if context.get_parameter_source(name) not in (ParameterSource.DEFAULT, None)]
+
+
+def refuse_given(*names: str, because: str) -> None:
+    """Raise :class:`Failure` for those of these options that were given: they would be ignored."""
+    if given := given_options(*names):
+        raise Failure(f"{', '.join(given)}: {because}")
 
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})

@@ -150,9 +150,28 @@ def test_worlds_are_listed_and_named() -> None:
     status, out, _ = command("--list")
     assert status == 0
     assert all(name in out for name in WORLDS)
-    status, _, err = command("nowhere")
-    assert status == 2
-    assert err == f"cphicache: unknown world 'nowhere': give some of {', '.join(WORLDS)}\n"
+    status, out, _ = command("--list", "split")
+    assert (status, [line.split()[0] for line in out.splitlines()]) == (0, ["split"])
+    for arguments in (["nowhere"], ["--list", "nowhere"], ["split", "nowhere"]):
+        status, out, err = command(*arguments)
+        assert (status, out) == (2, "")
+        assert err == f"cphicache: unknown world 'nowhere': give some of {', '.join(WORLDS)}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--all", "split"], "--all and split: give either"),
+        (["--list", "--json"], "--json: is of no use with --list"),
+        (["--replay", __file__, "--max-states", "3"], "--max-states: is of no use with --replay"),
+        (["--replay", __file__, "--list", "--all", "split"], "worlds, --all, --list: is of no use with --replay"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(arguments: list[str], said: str) -> None:
+    """R35: nobody believes to have bounded or chosen what was not."""
+    status, out, err = command(*arguments)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"cphicache: {said}")
 
 
 @pytest.mark.parametrize(

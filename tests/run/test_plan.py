@@ -127,6 +127,7 @@ HOST = ("--device-gib", "40", "--host-gib", "100")
         (("--model", "glm-5", "--device-gib", "inf", "--host-gib", "1"), "--device-gib inf: is not a finite number"),
         (("--model", "glm-5", "--device-gib", "0", "--host-gib", "1"), "--device-gib 0.0: is below one page of 64 tokens"),
         (("--model", "glm-5", "--device-gib", "40", "--host-gib", "0.001"), "--host-gib 0.001: is below one page"),
+        (("--model", "glm-5", "--ranks-here", "8", *HOST), "--ranks-here: is for --check-memory"),
         (("--model", "glm-5", "--device-gib", "40"), "give exactly one of --host-tokens, --host-gib and --host-ratio"),
         (("--model", "glm-5", "--device-gib", "40", "--host-gib", "1000000", "--check-memory"), "--host-gib 1000000.0: needs"),
     ],

@@ -264,7 +264,10 @@ def test_the_command_line_writes_what_plots_draw(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["bench.json", "study-overlap.json", "study-hits.json"])
-@pytest.mark.parametrize("text", ["{", "{}", "[1]", '{"rows": [{"name": "tick-growth", "details": {"sizes": 3}}], "about": 3}'])
+@pytest.mark.parametrize(
+    "text",
+    ["{", "{}", "[1]", '{"rows": [{}], "about": 3}', '{"rows": [{"name": "tick-growth", "details": {"sizes": 3}}], "about": 3}'],
+)
 def test_a_damaged_file_is_named(tmp_path: Path, name: str, text: str) -> None:
     """R35: results that are cut short, or are something else, are one line with the file and the remedy, and nothing is drawn."""
     (tmp_path / name).write_text(text, encoding="utf-8")
@@ -272,6 +275,16 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, text: str) -> None:
     assert found.exit_code == 2
     assert found.output.startswith(f"cphicache: {tmp_path / name}: is damaged, or of another version (")
     assert found.output.endswith("have it written anew, or remove it\n")
+    assert not (tmp_path / "plots").exists()
+
+
+@pytest.mark.parametrize("rows", [[], [{"name": "peer"}], [{"name": "tick-growth", "details": {}}]])
+def test_a_file_without_a_row_to_draw_is_named(rows: list[Any], tmp_path: Path) -> None:
+    """R35: it is there, so that "none is there" would be no help."""
+    (tmp_path / "bench.json").write_bytes(orjson.dumps({"rows": rows}))
+    found = CliRunner().invoke(plots_command, ["--results", str(tmp_path), "--to", str(tmp_path / "plots")])
+    assert found.exit_code == 2
+    assert found.output.startswith(f"cphicache: {tmp_path / 'bench.json'}: no row to draw; run cphicache bench")
     assert not (tmp_path / "plots").exists()
 
 
