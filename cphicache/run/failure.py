@@ -17,6 +17,17 @@ from click.core import ParameterSource
 from cphicache.events import interrupt_on_signals
 from cphicache.files import whole_file
 
+MOST_CHARACTERS = 1000
+"""Of a message: it repeats what was given, which may be of any length."""
+
+
+def shown(text: str) -> str:
+    """The text of a message as one line of bounded length: what was given begins it, and what to do ends it, so that both stay."""
+    if len(text) > MOST_CHARACTERS:
+        kept = MOST_CHARACTERS // 2
+        text = f"{text[:kept]}... ({len(text) - 2 * kept} characters) ...{text[-kept:]}"
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
 
 class Failure(click.ClickException):
     """One line on stderr and exit status 2."""
@@ -25,7 +36,7 @@ class Failure(click.ClickException):
 
     def show(self, file: Any = None) -> None:
         """Print the line."""
-        click.echo(f"cphicache: {self.format_message()}", err=True)
+        click.echo(f"cphicache: {shown(self.format_message())}", err=True)
 
 
 @contextmanager
@@ -52,16 +63,19 @@ def refuse_given(*names: str, because: str) -> None:
         raise Failure(f"{', '.join(given)}: {because}")
 
 
+_NO_NAME = frozenset({errno.ENAMETOOLONG, errno.ELOOP})
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 @contextmanager
-def told_output() -> Iterator[None]:
-    """A standard output that takes no more is one line, too. Errors of files are told where they are written, with their names; a reader
-    that has gone is left to click, which ends as other programs do."""
+def told_errors() -> Iterator[None]:
+    """A standard output that takes no more, and a name that is none, are one line, too. Other errors of files are told where they are used;
+    a reader that has gone is left to click, which ends as other programs do."""
     try:
         yield
     except OSError as error:
+        if error.errno in _NO_NAME and error.filename is not None:
+            raise Failure(f"{os.fsdecode(error.filename)}: cannot be a file ({error.strerror}); give another name") from error
         if error.filename is not None or error.errno not in _NO_ROOM:
             raise
         _drop_output()
@@ -104,7 +118,7 @@ class OneLineGroup(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """See click."""
-        with one_line(), told_output():
+        with one_line(), told_errors():
             return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
@@ -115,7 +129,7 @@ class OneLineGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """See click."""
         try:
-            with interrupt_on_signals(signal.SIGTERM), told_output():
+            with interrupt_on_signals(signal.SIGTERM), told_errors():
                 return super().invoke(ctx)
         except KeyboardInterrupt:
             click.echo("cphicache: interrupted", err=True)

@@ -42,10 +42,14 @@ def write_plots(results: Path, to: Path) -> list[Path]:
     }
     for name, draw in drawers.items():
         path = results / name
-        if path.is_file():
+        try:
+            content = path.read_bytes() if path.is_file() else None
+        except OSError as error:
+            raise ValueError(f"{path}: cannot be read ({error.strerror or error}); give other --results") from error
+        if content is not None:
             there.append(path)
             try:
-                figures.update(draw(orjson.loads(path.read_bytes())))
+                figures.update(draw(orjson.loads(content)))
             except (ValueError, LookupError, TypeError, AttributeError) as error:  # whatever is not as bench and study write it
                 reason = f"{type(error).__name__}: {error}"
                 raise ValueError(

@@ -172,6 +172,31 @@ def test_what_is_no_command_is_refused_in_one_line(arguments: list[str]) -> None
     assert arguments[-1] in one_line(cphicache(*arguments), 2)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "first", "last"),
+    [
+        (["run", "--kv", "x" * 100_000], "--kv xxx", "choose one of mla, mha, dsa"),
+        (["run", "--seed", "9" * 4000], "--seed 999", f"give 0 to {2**63 - 1}"),
+        (["run", "--seed", "9" * 5000], "Invalid value for '--seed'", "is not a valid integer."),
+        (["run", "--cp-size", "9" * 4000], "--cp-size 999", "give 1 to 8"),
+        (["x" * 3000], "No such command 'xxx", "'."),
+        (["run", "--xx" + "x" * 3000], "No such option", ""),
+        (["explore", "x" * 3000], "unknown world 'xxx", "load-back"),
+        (["plan", "--model", "x" * 3000], "--model xxx", "qwen3-235b"),
+        (["replay", "x" * 3000], "xxx", "cannot be a file (File name too long); give another name"),
+        (["run", "--trace", "x" * 3000], "xxx", "give a readable trace file"),
+        (["run", "line\nfeed"], "Got unexpected extra argument (line\\nfeed)", ""),
+    ],
+    ids=lambda value: " ".join(value)[:20] if isinstance(value, list) else "",
+)
+def test_a_message_is_one_line_of_bounded_length(arguments: list[str], first: str, last: str) -> None:
+    """R35: whatever is repeated in it; its beginning and the remedy at its end stay."""
+    line = one_line(cphicache(*arguments), 2).removeprefix("cphicache: ")
+    assert len(line) < 1100
+    assert line.startswith(first)
+    assert line.endswith(last)
+
+
 GOOD_LINE = {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}
 BAD_LINES: list[tuple[str, str]] = [
     ("{oops", "is not JSON"),
@@ -496,7 +521,7 @@ def test_figures_of_ranks_that_are_processes_are_shown_rank_by_rank(
     cut = [[cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in table.splitlines()]
     rows = {cells[0]: cells[1:] for cells in cut if cells}
     assert rows["what"] == ["rank 0", "rank 1"]
-    assert rows["waits"] == ["1,000", "1,001"]
+    assert rows["load-back"] == ["1,000", "1,001"]
     assert rows["blocked ms"] == ["250.0", "250.0"]
     assert rows["D2H"] == [f"{result.transfer.d2h_bytes:,}" for result in served]
     assert not {"rank", "quarantined", "broken", "gone"} & set(rows)

@@ -301,6 +301,9 @@ def test_plots_that_cannot_be_drawn_are_one_line(tmp_path: Path, monkeypatch: py
     refused = CliRunner().invoke(plots_command, arguments)
     assert (refused.exit_code, refused.output.count("\n")) == (2, 1)
     assert refused.output.startswith(f"cphicache: {arguments[-1]}: cannot be written (")
+    unread = CliRunner().invoke(plots_command, ["--results", str(tmp_path / ("x" * 300))])
+    assert (unread.exit_code, unread.output.count("\n")) == (2, 1)
+    assert unread.output.endswith("cannot be read (File name too long); give other --results\n")
     for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"] + ["matplotlib"]:
         monkeypatch.setitem(sys.modules, name, None)
     missing = CliRunner().invoke(plots_command, arguments)
