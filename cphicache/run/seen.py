@@ -76,22 +76,16 @@ def _execute(
         raise Failure(f"--shrink takes the log of one rank, and {len(logs)} were given")
 
     # the engine is needed for these two only
-    from cphicache.reexecute import Execution, NothingFails, RecordedLog, Refused, write_case
-    from cphicache.reexecute import shrink as shrink_log
+    from cphicache.reexecute import Execution, NothingFails, RecordedLog, Refused
 
     told, status = [], 0
     try:
+        if out is not None:
+            _shrink(logs[0], out)
+            return 0
         for path in logs:
             with _progress("executing", [path]) as on_progress:
                 recorded = RecordedLog(path, on_progress=on_progress)
-                if out is not None:
-                    case = shrink_log(recorded)
-                    try:
-                        write_case(case, out)
-                    except OSError as error:
-                        raise Failure(f"{out}: cannot be written ({error.strerror or error}); give another file") from error
-                    click.echo(f"{case.text}\n{out}: {len(case.operations)} of {case.recorded} operations fail in the same way")
-                    return 0
                 execution = Execution(recorded)
                 difference = execution.run()
             text = None if difference is None else str(difference)
@@ -105,6 +99,22 @@ def _execute(
     if as_json:
         click.echo(json.dumps({"logs": told}, indent=2))
     return status
+
+
+def _shrink(log: Path, out: Path) -> None:
+    from cphicache.reexecute import RecordedLog, shrink, write_case
+
+    with Console(stderr=True).status("executing") as shown:
+        case = shrink(
+            RecordedLog(log),
+            on_operation=lambda done: shown.update(f"executing: {done:,} operations") if done % 64 == 0 else None,
+            on_trial=lambda played, left: shown.update(f"shrinking: {played:,} scripts played, {left:,} operations left"),
+        )
+    try:
+        write_case(case, out)
+    except OSError as error:
+        raise Failure(f"{out}: cannot be written ({error.strerror or error}); give another file") from error
+    click.echo(f"{case.text}\n{out}: {len(case.operations)} of {case.recorded} operations fail in the same way")
 
 
 @click.command("trace", cls=OneLineCommand)
