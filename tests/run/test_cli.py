@@ -521,7 +521,7 @@ def test_figures_of_ranks_that_are_processes_are_shown_rank_by_rank(
     cut = [[cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in table.splitlines()]
     rows = {cells[0]: cells[1:] for cells in cut if cells}
     assert rows["what"] == ["rank 0", "rank 1"]
-    assert rows["load-back"] == ["1,000", "1,001"]
+    assert rows["waits"] == ["1,000", "1,001"]
     assert rows["blocked ms"] == ["250.0", "250.0"]
     assert rows["D2H"] == [f"{result.transfer.d2h_bytes:,}" for result in served]
     assert not {"rank", "quarantined", "broken", "gone"} & set(rows)
