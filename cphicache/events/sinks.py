@@ -59,7 +59,7 @@ class LineFile:
         except OSError as error:
             self._file.close()
             raise EventLogError(
-                f"event log {self._path}: cannot be written ({error.strerror}); {len(rest)} bytes are lost"
+                f"event log {self._path}: cannot be written ({error.strerror}); {len(rest)} bytes are lost: give room, or name another file"
             ) from error
 
     def close(self) -> None:

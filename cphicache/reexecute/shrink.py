@@ -104,10 +104,17 @@ def _trouble_of(
     return trouble, expected, fields
 
 
-def shrink(log: RecordedLog, *, engine: EngineFactory = CpHiRadixCache, on_operation: Callable[[int], None] | None = None) -> Case:
-    """The smallest script found that fails as the log does: whole requests are left out first, then single operations."""
+def shrink(
+    log: RecordedLog,
+    *,
+    engine: EngineFactory = CpHiRadixCache,
+    on_operation: Callable[[int], None] | None = None,
+    on_trial: Callable[[int, int], None] | None = None,
+) -> Case:
+    """The smallest script found that fails as the log does: whole requests are left out first, then single operations. ``on_trial`` hears
+    before each reduced script how many have been played, and how many operations are left."""
     case, trouble = find_failure(log, engine=engine, on_operation=on_operation)
-    trials = _Trials(case, trouble, engine)
+    trials = _Trials(case, trouble, engine, on_trial)
     keep = frozenset(range(len(case.operations)))
     while True:
         before = keep
@@ -119,8 +126,11 @@ def shrink(log: RecordedLog, *, engine: EngineFactory = CpHiRadixCache, on_opera
 
 
 class _Trials:
-    def __init__(self, case: Case, trouble: Trouble, engine: EngineFactory) -> None:
+    def __init__(
+        self, case: Case, trouble: Trouble, engine: EngineFactory, on_trial: Callable[[int, int], None] | None = None
+    ) -> None:
         self._case = case
+        self._on_trial = on_trial
         self._trouble = trouble
         self._engine = engine
         self._needs = [needs(call) for call in case.operations]
@@ -130,12 +140,14 @@ class _Trials:
         """Delta debugging: leave out as many of the groups as can be, many at once first."""
         left = [frozenset(group) for group in groups]
         parts = min(2, len(left))
-        while left and self.count < MAX_TRIALS:
+        while left:
             size = -(-len(left) // parts)
             for start in range(0, len(left), size):
+                if self.count >= MAX_TRIALS:
+                    return keep
                 dropped = frozenset().union(*left[start : start + size])
                 candidate = self._close(keep - dropped)
-                if candidate < keep and self._fails(candidate):
+                if candidate < keep and self._fails(candidate, len(keep)):
                     keep = candidate
                     left = [group for group in (*left[:start], *left[start + size :]) if group & keep]
                     parts = max(parts - 1, 1)
@@ -154,7 +166,9 @@ class _Trials:
                 closed.add(index)
         return frozenset(closed)
 
-    def _fails(self, keep: frozenset[int]) -> bool:
+    def _fails(self, keep: frozenset[int], left: int) -> bool:
+        if self._on_trial is not None:
+            self._on_trial(self.count, left)
         self.count += 1
         return _fails(self._case, [self._case.operations[index] for index in sorted(keep)], self._trouble, self._engine)
 

@@ -234,18 +234,12 @@ def report_run(config: RunConfig, outcome: Outcome, *, bare: bool) -> int:
     encoded = orjson.dumps(summary, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS)
     if config.out is not None:
         write_whole(config.out / "summary.json", encoded + b"\n")
-    try:
-        if config.json:
-            click.echo(encoded.decode())
-        else:
-            Console().print(table(summary))
-            if any(result.waits for result in outcome.results):  # ranks as processes
-                Console().print(rank_table(outcome.results))
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise Failure(f"standard output: cannot be written ({error.strerror or error}); give room, or use --out") from error
+    if config.json:
+        click.echo(encoded.decode())
+    else:
+        Console().print(table(summary))
+        if any(result.waits for result in outcome.results):  # ranks as processes
+            Console().print(rank_table(outcome.results))
     return _verdict(summary)
 
 

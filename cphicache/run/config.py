@@ -295,10 +295,10 @@ def _given(tokens: int | None) -> int:
 
 
 # Every option is in one of these tables, or a flag. Upper bounds only keep slips from filling the memory.
-MOST_REQUESTS, MOST_TOKENS = 10**9, 2**31
+MOST_REQUESTS, MOST_TOKENS, MOST_SEED = 10**9, 2**31, 2**63 - 1
 _INTS: Mapping[str, tuple[int, int]] = {
     "requests": (1, MOST_REQUESTS),
-    "seed": (0, 2**63 - 1),
+    "seed": (0, MOST_SEED),
     "cp_size": (1, 8),
     "check_ranks": (0, 10**9),
     "page_size": (1, 1024),

@@ -11,9 +11,12 @@ from rich.console import Console, Group
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from cphicache.explore import WORLDS, Report, World, explore
+from cphicache.explore import WORLDS, Report, ScenarioError, World, explore
 from cphicache.explore.scenario import play, read, write
 from cphicache.run.census import take_census
+
+SCENARIO_BYTES = 1 << 24
+"""The longest scenario that is read: of what is none, such as a device, more would never end."""
 
 
 class UnknownWorld(ValueError):
@@ -61,10 +64,24 @@ def scenario_file(report: Report, folder: Path) -> tuple[Path, str]:
 
 
 def replay(path: Path) -> tuple[str, bool]:
-    """Play a scenario file again. Returns its text as it is now, and whether that is the text of the file."""
-    text = path.read_text(encoding="utf-8")
-    name, happenings = read(text)
-    lines = play(worlds_named([name])[0], happenings, take_census)
+    """Play a scenario file again. Returns its text as it is now, and whether that is the text of the file.
+
+    Raises :class:`~cphicache.explore.ScenarioError` with the file's name.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(SCENARIO_BYTES + 1)
+        if len(content) > SCENARIO_BYTES:
+            raise ScenarioError(f"is longer than {SCENARIO_BYTES} bytes: give a file that explore has written")
+        text = content.decode("utf-8")
+        name, happenings = read(text)
+        lines = play(worlds_named([name])[0], happenings, take_census)
+    except OSError as error:
+        raise ScenarioError(f"{path}: cannot be read ({error.strerror or error}); give a file that explore has written") from error
+    except UnicodeDecodeError as error:
+        raise ScenarioError(f"{path}: is not UTF-8 at byte {error.start}; give a file that explore has written") from error
+    except (ScenarioError, UnknownWorld) as error:
+        raise ScenarioError(f"{path}: {error}") from error
     before = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     return "\n".join(lines) + "\n", lines == before
 

@@ -7,15 +7,17 @@ from pathlib import Path
 
 import click
 
-from cphicache.run.failure import Failure, OneLineCommand, write_whole
+from cphicache.run.failure import Failure, OneLineCommand, refuse_given, write_whole
 from cphicache.run.numbers import FiniteFloatRange
 from cphicache.signals import deferred_signals
+
+_BOUNDS = ("max_states", "max_cpu_seconds", "max_faults")
 
 
 @click.command("explore", cls=OneLineCommand)
 @click.argument("worlds", nargs=-1, metavar="[WORLD]...")
 @click.option("--all", "all_worlds", is_flag=True, help="All worlds (as without any name).")
-@click.option("--list", "list_worlds", is_flag=True, help="Only say which worlds there are.")
+@click.option("--list", "list_worlds", is_flag=True, help="Only say which worlds these are.")
 @click.option("--max-states", type=click.IntRange(min=1), help="Bound of a world's states.")
 @click.option("--max-seconds", "max_cpu_seconds", type=FiniteFloatRange(min=0), help="Processor time for each world.")
 @click.option("--max-faults", type=click.IntRange(min=0), help="Failing copies in one history; without it any number.")
@@ -42,21 +44,29 @@ def explore_command(
     from rich.console import Console
 
     with deferred_signals():
-        from cphicache.explore import WORLDS, ScenarioError
+        from cphicache.explore import ScenarioError
         from cphicache.run import explore as exploring
 
+    if replay is not None:
+        refuse_given(
+            "worlds", "all_worlds", "list_worlds", *_BOUNDS, "out", "as_json", because="is of no use with --replay; leave it out"
+        )
     if list_worlds:
-        for world in WORLDS.values():
-            click.echo(f"{world.name:<16} {world.about}")
-        return
+        refuse_given(*_BOUNDS, "out", "as_json", because="is of no use with --list; leave it out")
+    if all_worlds and worlds:
+        raise Failure(f"--all and {worlds[0]}: give either")
     try:
         if replay is not None:
             text, same = exploring.replay(replay)
             click.echo(text, nl=False)
             sys.exit(0 if same else 1)
-        chosen = exploring.worlds_named(() if all_worlds else worlds)
+        chosen = exploring.worlds_named(worlds)
     except (ScenarioError, exploring.UnknownWorld) as error:
         raise Failure(str(error)) from error
+    if list_worlds:
+        for world in chosen:
+            click.echo(f"{world.name:<16} {world.about}")
+        return
     console = Console(stderr=True)
     reports = exploring.explore_worlds(
         chosen, max_states=max_states, max_cpu_seconds=max_cpu_seconds, max_faults=max_faults, console=console

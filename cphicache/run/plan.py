@@ -6,18 +6,21 @@ Where the numbers of the presets come from is told in docs/plan.md.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from difflib import get_close_matches
 from fractions import Fraction
 from types import MappingProxyType
 from typing import Any
 
-from cphicache.transfer.budget import GIB, HostBudgetError, MemoryLimit, describe_bytes, host_budget
+from cphicache.transfer.budget import GIB, MOST_SLOTS, HostBudgetError, MemoryLimit, describe_bytes, host_budget
 from cphicache.transfer.support import COMPONENTS_BY_KIND, KV_DTYPES, indexer_item_bytes, packed_row_bytes
 
 DEFAULT_GB_PER_S = 50.0
 """One direction of a PCIe 5.0 x16 link in practice; ``cphicache doctor`` measures yours."""
 GB = 10**9
+LEAST_GB_PER_S, MOST_GB_PER_S = 1e-6, 1e6
+MOST_OF_A_MODEL = 1 << 20
+"""Of each dimension of a model."""
 
 
 class PlanError(ValueError):
@@ -45,6 +48,10 @@ class ModelShape:
     def __post_init__(self) -> None:
         if self.kind not in COMPONENTS_BY_KIND:
             raise PlanError(f"--kv {self.kind}: is unknown; choose one of {', '.join(COMPONENTS_BY_KIND)}")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int) and value > MOST_OF_A_MODEL:
+                raise PlanError(f"--{field.name.replace('_', '-')} {value}: is too much; give at most {MOST_OF_A_MODEL}")
         if self.layers < 1:
             raise PlanError(f"--layers {self.layers}: a model has at least one layer")
         if self.draft_layers < 0:
@@ -224,6 +231,8 @@ def _device_slots(token_bytes: int, page_size: int, *, gib: float | None, tokens
         raise PlanError(
             f"{option} {value}: is below one page of {page_size} tokens ({describe_bytes(page_size * token_bytes)}); give more"
         )
+    if slots > MOST_SLOTS:
+        raise PlanError(f"{option} {value}: is more than {MOST_SLOTS} tokens; give less")
     return slots
 
 
@@ -240,8 +249,8 @@ def _check(kv_dtype: str, shape: ModelShape, *, cp_size: int, tp_size: int, page
             raise PlanError(f"{option} {value}: is not in range; give 1 to {most}")
     if shape.kind == "mha" and shape.kv_heads % tp_size and tp_size % shape.kv_heads:
         raise PlanError(f"--tp-size {tp_size}: does not divide {shape.kv_heads} KV heads; give a divisor or a multiple")
-    if not 0 < gb_per_s < float("inf"):
-        raise PlanError(f"--gb-per-s {gb_per_s}: is not a bandwidth; give more than 0")
+    if not LEAST_GB_PER_S <= gb_per_s <= MOST_GB_PER_S:
+        raise PlanError(f"--gb-per-s {gb_per_s}: is not a bandwidth; give {LEAST_GB_PER_S:g} to {MOST_GB_PER_S:g}")
 
 
 __all__ = ["DEFAULT_GB_PER_S", "PRESETS", "HostBudgetError", "ModelShape", "Plan", "PlanError", "PoolPlan", "model_shape", "plan"]

@@ -8,7 +8,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from cphicache.run.failure import Failure, OneLineCommand
+from cphicache.run.failure import Failure, OneLineCommand, refuse_given
 from cphicache.run.plan import DEFAULT_GB_PER_S, PRESETS, HostBudgetError, Plan, PlanError, model_shape, plan
 from cphicache.transfer.budget import describe_bytes, memory_limits
 from cphicache.transfer.support import COMPONENTS_BY_KIND, KV_DTYPES
@@ -42,6 +42,8 @@ _SHAPE = ("layers", "draft_layers", "latent_dim", "rope_dim", "index_dim", "inde
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def plan_command(*, model: str | None, kind: str | None, as_json: bool, check_memory: bool, **options: Any) -> None:
     """Say what fits: tokens, pages, bytes per token, seconds to fill, for a model's KV on device and host."""
+    if not check_memory:
+        refuse_given("ranks_here", because="is for --check-memory; give that too, or leave it out")
     shape_options = {name: options.pop(name) for name in _SHAPE}
     try:
         shape = model_shape(model, kind=kind, **shape_options)

@@ -34,6 +34,7 @@ def write_plots(results: Path, to: Path) -> list[Path]:
         {"svg.hashsalt": "cphicache", "axes.grid": True, "grid.alpha": 0.3, "font.size": 9, "legend.frameon": False}
     )
     figures: dict[str, Figure] = {}
+    there = []
     drawers: dict[str, Callable[[Mapping[str, Any]], dict[str, Figure]]] = {
         "bench.json": costs,
         "study-overlap.json": overlap,
@@ -41,14 +42,22 @@ def write_plots(results: Path, to: Path) -> list[Path]:
     }
     for name, draw in drawers.items():
         path = results / name
-        if path.is_file():
+        try:
+            content = path.read_bytes() if path.is_file() else None
+        except OSError as error:
+            raise ValueError(f"{path}: cannot be read ({error.strerror or error}); give other --results") from error
+        if content is not None:
+            there.append(path)
             try:
-                figures.update(draw(orjson.loads(path.read_bytes())))
+                figures.update(draw(orjson.loads(content)))
             except (ValueError, LookupError, TypeError, AttributeError) as error:  # whatever is not as bench and study write it
                 reason = f"{type(error).__name__}: {error}"
                 raise ValueError(
                     f"{path}: is damaged, or of another version ({reason}); have it written anew, or remove it"
                 ) from error
+    if not figures and there:
+        empty = f"{', '.join(map(str, there))}: no row to draw"
+        raise ValueError(f"{empty}; run cphicache bench (its growth rows), or cphicache study, again")
     if not figures:
         raise ValueError(f"{results}: holds none of {', '.join(drawers)}; run cphicache bench or cphicache study first")
     to.mkdir(parents=True, exist_ok=True)
@@ -63,7 +72,8 @@ def write_plots(results: Path, to: Path) -> list[Path]:
 
 def costs(found: Mapping[str, Any]) -> dict[str, Figure]:
     """Costs over sizes, of the growth rows of a benchmark that are there."""
-    rows = {row["name"]: row for row in found["rows"] if "details" in row and "sizes" in row["details"]}
+    named = {row["name"]: row for row in found["rows"]}
+    rows = {name: row for name, row in named.items() if "sizes" in row.get("details", ())}
     figures = {}
     for name, (wanted, unit, title) in _COSTS.items():
         there = [rows[row] for row in wanted if row in rows]

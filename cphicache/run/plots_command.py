@@ -21,11 +21,12 @@ def plots_command(*, results: Path, to: Path) -> None:
     from cphicache.run.plots import write_plots
 
     try:
-        for path in write_plots(results, to):
-            click.echo(path)
+        written = write_plots(results, to)
     except ImportError as error:
         raise Failure(f"matplotlib is not installed here ({error.name}): pip install 'cphicache[plots]'") from error
     except ValueError as error:
         raise Failure(str(error)) from error
     except OSError as error:
         raise Failure(f"{to}: cannot be written ({error.strerror or error}); give another --to") from error
+    for path in written:
+        click.echo(path)

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
@@ -17,22 +16,12 @@ from cphicache.files import whole_file
 from cphicache.replay import Filter, UnusableLogs, node_way, replay, write_page, write_trace
 from cphicache.run.diagrams import DiagramError, draw_with_dot
 from cphicache.run.draw import dot_text, mermaid_text
-from cphicache.run.failure import OneLineCommand
+from cphicache.run.failure import Failure, OneLineCommand
 
 PROGRESS_FROM_BYTES = 8 << 20
 """Logs of this size in all show progress."""
 PICTURES = (".svg", ".png")
 _LOGS = click.argument("logs", nargs=-1, required=True, type=click.Path(path_type=Path))
-
-
-class Unusable(click.ClickException):
-    """One line on stderr and exit status 2."""
-
-    exit_code = 2
-
-    def show(self, file: Any = None) -> None:
-        """Print it."""
-        click.echo(f"cphicache: {self.format_message()}", err=True)
 
 
 @click.command("replay", cls=OneLineCommand)
@@ -64,7 +53,7 @@ def replay_command(
         with _progress("replaying", logs) as on_progress:
             report = replay(logs, Filter(node, request, since_tick), on_progress=on_progress)
     except UnusableLogs as error:
-        raise Unusable(str(error)) from error
+        raise Failure(str(error)) from error
     click.echo(json.dumps(report.as_json(), indent=2) if as_json else report.text())
     sys.exit(0 if report.is_clean else 1)
 
@@ -73,33 +62,30 @@ def _execute(
     logs: Sequence[Path], *, narrowing: Sequence[str], as_json: bool, execute: bool, shrink: bool, out: Path | None
 ) -> int:
     if execute and shrink:
-        raise Unusable("--execute and --shrink: give one of them")
+        raise Failure("--execute and --shrink: give one of them")
     if out is not None and not shrink:
-        raise Unusable(f"-o {out}: is the test case that --shrink writes; leave it out, or give --shrink")
+        raise Failure(f"-o {out}: is the test case that --shrink writes; leave it out, or give --shrink")
     if shrink and out is None:
-        raise Unusable("--shrink: give the file to write, with -o test_case.py")
+        raise Failure("--shrink: give the file to write, with -o test_case.py")
     what = "--shrink" if shrink else "--execute"
     if narrowing:
-        raise Unusable(f"{what} takes whole logs: leave out {', '.join(narrowing)}")
+        raise Failure(f"{what} takes whole logs: leave out {', '.join(narrowing)}")
     if as_json and shrink:
-        raise Unusable("--shrink writes a test case: leave out --json")
+        raise Failure("--shrink writes a test case: leave out --json")
     if shrink and len(logs) != 1:
-        raise Unusable(f"--shrink takes the log of one rank, and {len(logs)} were given")
+        raise Failure(f"--shrink takes the log of one rank, and {len(logs)} were given")
 
     # the engine is needed for these two only
-    from cphicache.reexecute import Execution, NothingFails, RecordedLog, Refused, write_case
-    from cphicache.reexecute import shrink as shrink_log
+    from cphicache.reexecute import Execution, NothingFails, RecordedLog, Refused
 
     told, status = [], 0
     try:
+        if out is not None:
+            _shrink(logs[0], out)
+            return 0
         for path in logs:
             with _progress("executing", [path]) as on_progress:
                 recorded = RecordedLog(path, on_progress=on_progress)
-                if out is not None:
-                    case = shrink_log(recorded)
-                    write_case(case, out)
-                    click.echo(f"{case.text}\n{out}: {len(case.operations)} of {case.recorded} operations fail in the same way")
-                    return 0
                 execution = Execution(recorded)
                 difference = execution.run()
             text = None if difference is None else str(difference)
@@ -109,12 +95,26 @@ def _execute(
                 done = f"{path}: {execution.executed} operations executed, {execution.events} events as recorded"
                 click.echo(done if text is None else text)
     except (Refused, NothingFails) as error:
-        raise Unusable(str(error)) from error
-    except OSError as error:
-        raise Unusable(f"{out}: cannot be written ({error.strerror or error}); give another file") from error
+        raise Failure(str(error)) from error
     if as_json:
         click.echo(json.dumps({"logs": told}, indent=2))
     return status
+
+
+def _shrink(log: Path, out: Path) -> None:
+    from cphicache.reexecute import RecordedLog, shrink, write_case
+
+    with Console(stderr=True).status("executing") as shown:
+        case = shrink(
+            RecordedLog(log),
+            on_operation=lambda done: shown.update(f"executing: {done:,} operations") if done % 64 == 0 else None,
+            on_trial=lambda played, left: shown.update(f"shrinking: {played:,} scripts played, {left:,} operations left"),
+        )
+    try:
+        write_case(case, out)
+    except OSError as error:
+        raise Failure(f"{out}: cannot be written ({error.strerror or error}); give another file") from error
+    click.echo(f"{case.text}\n{out}: {len(case.operations)} of {case.recorded} operations fail in the same way")
 
 
 @click.command("trace", cls=OneLineCommand)
@@ -126,7 +126,7 @@ def trace_command(logs: Sequence[Path], out: Path) -> None:
         with _progress("drawing", logs) as on_progress:
             count = write_trace(logs, out, on_progress=on_progress)
     except UnusableLogs as error:
-        raise Unusable(str(error)) from error
+        raise Failure(str(error)) from error
     click.echo(f"{out}: {count} trace events")
 
 
@@ -139,7 +139,7 @@ def report_command(logs: Sequence[Path], out: Path) -> None:
         with _progress("reading", logs) as on_progress:
             report = write_page(logs, out, on_progress=on_progress)
     except UnusableLogs as error:
-        raise Unusable(str(error)) from error
+        raise Failure(str(error)) from error
     click.echo(f"{out}: {'nothing is wrong' if report.is_clean else f'{report.findings.total} findings'}")
 
 
@@ -150,21 +150,22 @@ def report_command(logs: Sequence[Path], out: Path) -> None:
 def diagram_command(out: Path | None, log: Path | None, node: int | None) -> None:
     """Print the state machine of a backup as Mermaid, or draw it; with --log and --node, one node's way on it."""
     if (log is None) != (node is None):
-        raise Unusable("--log and --node belong together: --log LOG --node N marks the way of node N")
+        raise Failure("--log and --node belong together: --log LOG --node N marks the way of node N")
     if out is not None and out.suffix not in PICTURES:
-        raise Unusable(f"-o {out}: give a name that ends in {' or '.join(PICTURES)}")
+        raise Failure(f"-o {out}: give a name that ends in {' or '.join(PICTURES)}")
     try:
         way = None if log is None or node is None else node_way(log, node)
-        if out is None:
-            click.echo(mermaid_text(way=way), nl=False)
-            return
-        picture = draw_with_dot(dot_text(way=way), out.suffix[1:])
+        picture = b"" if out is None else draw_with_dot(dot_text(way=way), out.suffix[1:])
+    except (UnusableLogs, DiagramError) as error:
+        raise Failure(str(error)) from error
+    if out is None:
+        click.echo(mermaid_text(way=way), nl=False)
+        return
+    try:
         with whole_file(out) as file:
             file.write_bytes(picture)
-    except (UnusableLogs, DiagramError) as error:
-        raise Unusable(str(error)) from error
     except OSError as error:
-        raise Unusable(f"{out}: cannot be written ({error.strerror or error}); name another file with -o") from error
+        raise Failure(f"{out}: cannot be written ({error.strerror or error}); name another file with -o") from error
     click.echo(out)
 
 

@@ -7,16 +7,20 @@ release of github.com/kvcache-ai/Mooncake (FAST'25). The trace holds no text; th
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from cphicache.events.reader import LINE_BYTES
 
 BLOCK_TOKENS = 512
 """Tokens that one hash id stands for in an unscaled trace; the last id of a prompt may stand for fewer."""
@@ -71,7 +75,8 @@ class TraceRequest:
 def read_trace(path: str | os.PathLike[str], limit: int | None = None) -> list[TraceRequest]:
     """Read a Mooncake JSONL file: its first ``limit`` requests (all when None), sorted by timestamp, equal ones in file order.
 
-    Lines after the last one that is needed are not looked at; blank lines and unknown fields are ignored. Numbers are whole and
+    Lines after the last one that is needed are not looked at; blank lines, unknown fields and a byte order mark are ignored. A line is
+    shorter than 64 MiB, as that of an event log. Numbers are whole and
     below 2**63, ``output_length`` below 2**31 (its tokens are made); ``len(hash_ids)`` is ``ceil(input_length / 512)``, as in both
     public traces.
     Raises :class:`TraceError` for anything else, and ValueError for a limit below 1.
@@ -82,9 +87,13 @@ def read_trace(path: str | os.PathLike[str], limit: int | None = None) -> list[T
     requests: list[TraceRequest] = []
     try:
         with Path(path).open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    requests.append(_parse_line(line, f"{name} line {number}"))
+            for number, line in enumerate(iter(partial(file.readline, LINE_BYTES), b""), start=1):
+                where = f"{name} line {number}"
+                if len(line) == LINE_BYTES:
+                    raise TraceError(f"{where}: is longer than {LINE_BYTES - 1} bytes; give one JSON object a line")
+                request = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+                if request.strip():
+                    requests.append(_parse_line(request, where))
                     if len(requests) == limit:
                         break
     except OSError as error:

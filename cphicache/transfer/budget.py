@@ -18,6 +18,9 @@ KEEP_FREE_BYTES = 4 * GIB
 _NO_LIMIT_BYTES = 1 << 60
 """cgroup v1 writes "no limit" as a huge number that depends on the page size."""
 
+MOST_SLOTS = 1 << 48
+"""Token slots of a rank, more than any machine has: keeps slips from becoming numbers without end."""
+
 Reader = Callable[[str], str | None]
 """The text of a file by its absolute path; None when it is not there or may not be read."""
 
@@ -92,6 +95,8 @@ def host_budget(
         raise HostBudgetError(
             f"{shown}: is below one page of {page_size} tokens ({page_size * per_token} bytes for {_names(token_bytes)}); give more"
         )
+    if slots > MOST_SLOTS:
+        raise HostBudgetError(f"{shown}: is more than {MOST_SLOTS} tokens on a rank; give less")
     for limit in limits:
         kept = min(keep_free_bytes, limit.limit_bytes // 8)
         room = max(limit.available_bytes - kept, 0) // ranks_here

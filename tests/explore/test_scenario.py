@@ -16,6 +16,7 @@ from cphicache.engine.holds import Holds
 from cphicache.explore import WORLDS, Happening, RequestScript, ScenarioError, Violation
 from cphicache.explore.environment import Fate, Sample
 from cphicache.explore.scenario import play, read, write
+from cphicache.run import explore as exploring
 from cphicache.run.census import take_census
 from cphicache.run.cli import main
 from tests.explore.worlds import single, tiny
@@ -149,9 +150,48 @@ def test_worlds_are_listed_and_named() -> None:
     status, out, _ = command("--list")
     assert status == 0
     assert all(name in out for name in WORLDS)
-    status, _, err = command("nowhere")
-    assert status == 2
-    assert err == f"cphicache: unknown world 'nowhere': give some of {', '.join(WORLDS)}\n"
+    status, out, _ = command("--list", "split")
+    assert (status, [line.split()[0] for line in out.splitlines()]) == (0, ["split"])
+    for arguments in (["nowhere"], ["--list", "nowhere"], ["split", "nowhere"]):
+        status, out, err = command(*arguments)
+        assert (status, out) == (2, "")
+        assert err == f"cphicache: unknown world 'nowhere': give some of {', '.join(WORLDS)}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--all", "split"], "--all and split: give either"),
+        (["--list", "--json"], "--json: is of no use with --list"),
+        (["--replay", __file__, "--max-states", "3"], "--max-states: is of no use with --replay"),
+        (["--replay", __file__, "--list", "--all", "split"], "worlds, --all, --list: is of no use with --replay"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(arguments: list[str], said: str) -> None:
+    """R35: nobody believes to have bounded or chosen what was not."""
+    status, out, err = command(*arguments)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"cphicache: {said}")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"# world split\xff", "is not UTF-8 at byte 13; give a file that explore has written"),
+        (b"# world nowhere: x\n", "unknown world 'nowhere'"),
+        (b"admit a\n", "no line '# world NAME: ...': give a file that explore has written"),
+        (b"# world split: x\nno event\n", "event 'no event' cannot come here"),
+        (b" " * (exploring.SCENARIO_BYTES + 1), f"is longer than {exploring.SCENARIO_BYTES} bytes"),
+    ],
+    ids=["binary", "world", "no world", "event", "long"],
+)
+def test_a_file_that_is_no_scenario_is_one_line(content: bytes, said: str, tmp_path: Path) -> None:
+    """R35: it names the file and what is wrong with it; status 2."""
+    path = tmp_path / "scenario.txt"
+    path.write_bytes(content)
+    status, out, err = command("--replay", str(path))
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"cphicache: {path}: {said}")
 
 
 def test_a_violation_is_written_and_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,7 @@ def test_a_planted_bug_becomes_a_test(recorded: Path, tmp_path: Path) -> None:
         plant(patch, when="LAYERS_IN_FLIGHT")
         answer = CliRunner().invoke(main, ["replay", "--shrink", str(recorded), "-o", str(out)])
         assert answer.exit_code == 0, answer.output
+        assert answer.stderr == "", "progress is for terminals"
         assert "expected locks -1, found None" in answer.output
         names = load(out)
         assert len(names["OPERATIONS"]) <= MOST
@@ -155,18 +156,22 @@ def test_a_first_call_that_fails_is_all(recorded: Path, monkeypatch: pytest.Monk
     assert trouble == f"begin_tick raised {error.__name__}: planted"
 
 
-def test_few_trials_leave_more(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("most", [1, 5, 40])
+def test_few_trials_leave_more(most: int, recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """R37: where the trials are used up, the smallest script that was found is the case: it fails, and could be smaller. Meanwhile
-    progress is told, call by call."""
+    progress is told, call by call, and script by script."""
     plant(monkeypatch, when="LAYERS_IN_FLIGHT")
     least = shrink(RecordedLog(recorded))
-    monkeypatch.setattr(sys.modules["cphicache.reexecute.shrink"], "MAX_TRIALS", 5)  # the package has a function of that name
+    monkeypatch.setattr(sys.modules["cphicache.reexecute.shrink"], "MAX_TRIALS", most)  # the package has a function of that name
     done: list[int] = []
-    case = shrink(RecordedLog(recorded), on_operation=done.append)
-    assert case.trials == 5 < least.trials
-    assert len(least.operations) < len(case.operations) < case.recorded
+    tried: list[tuple[int, int]] = []
+    case = shrink(RecordedLog(recorded), on_operation=done.append, on_trial=lambda *told: tried.append(told))
+    assert case.trials == most < least.trials
+    assert len(least.operations) < len(case.operations) <= case.recorded
     assert run_case(case.config, case.operations, case.expected, fields=case.fields) is not None
     assert done == list(range(1, case.recorded))
+    assert [count for count, _ in tried] == list(range(most))
+    assert tried[0][1] == case.recorded >= tried[-1][1] >= len(case.operations)
 
 
 def load(path: Path) -> dict[str, object]:

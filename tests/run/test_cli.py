@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import os
 import re
 import signal
 import socket
@@ -169,6 +170,31 @@ def test_an_option_that_cannot_work_is_refused_in_one_line(options: list[str], w
 def test_what_is_no_command_is_refused_in_one_line(arguments: list[str]) -> None:
     """R35: an unknown command, or an unknown option of any command: the same one line."""
     assert arguments[-1] in one_line(cphicache(*arguments), 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "first", "last"),
+    [
+        (["run", "--kv", "x" * 100_000], "--kv xxx", "choose one of mla, mha, dsa"),
+        (["run", "--seed", "9" * 4000], "--seed 999", f"give 0 to {2**63 - 1}"),
+        (["run", "--seed", "9" * 5000], "Invalid value for '--seed'", "is not a valid integer."),
+        (["run", "--cp-size", "9" * 4000], "--cp-size 999", "give 1 to 8"),
+        (["x" * 3000], "No such command 'xxx", "'."),
+        (["run", "--xx" + "x" * 3000], "No such option", ""),
+        (["explore", "x" * 3000], "unknown world 'xxx", "load-back"),
+        (["plan", "--model", "x" * 3000], "--model xxx", "qwen3-235b"),
+        (["replay", "x" * 3000], "xxx", "cannot be a file (File name too long); give another name"),
+        (["run", "--trace", "x" * 3000], "xxx", "give a readable trace file"),
+        (["run", "line\nfeed"], "Got unexpected extra argument (line\\nfeed)", ""),
+    ],
+    ids=lambda value: " ".join(value)[:20] if isinstance(value, list) else "",
+)
+def test_a_message_is_one_line_of_bounded_length(arguments: list[str], first: str, last: str) -> None:
+    """R35: whatever is repeated in it; its beginning and the remedy at its end stay."""
+    line = one_line(cphicache(*arguments), 2).removeprefix("cphicache: ")
+    assert len(line) < 1100
+    assert line.startswith(first)
+    assert line.endswith(last)
 
 
 GOOD_LINE = {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}
@@ -373,32 +399,73 @@ def test_large_pages_need_no_other_option(page_size: int) -> None:
     assert result.exit_code == 0
 
 
-def test_a_full_standard_output_is_one_line(tmp_path: Path) -> None:
-    """R35: what cannot be printed is said in one line, with a status that does not mean wrong bytes."""
+PLAN = ["plan", "--model", "glm-5", "--device-gib", "40", "--host-gib", "100"]
+
+
+@pytest.mark.parametrize("arguments", [["run", "--requests", "3"], PLAN], ids=["more than its buffer", "less"])
+def test_a_full_standard_output_is_one_line(arguments: list[str]) -> None:
+    """R35: what cannot be printed is said in one line, with a status that does not mean wrong bytes, and not once more at the exit."""
     if not Path("/dev/full").is_char_device():
         pytest.skip("needs the device /dev/full")
     with Path("/dev/full").open("w", encoding="utf-8") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "cphicache.run.cli", "run", "--requests", "3"],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
+        command = [sys.executable, "-m", "cphicache.run.cli", *arguments]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("cphicache: standard output: cannot be written")
+    (line,) = (line for line in done.stderr.splitlines() if not line.startswith("warning: "))
+    assert line == "cphicache: standard output: cannot be written (No space left on device); give room, or another place"
 
 
-def test_a_reader_that_has_gone_is_no_error_of_the_output(served: list[RankResult], monkeypatch: pytest.MonkeyPatch) -> None:
-    """R35: who reads only the first lines (``--json | head``) is not told to give room: click ends as other programs do."""
+@pytest.fixture
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written without a name goes into a folder of its own."""
+    monkeypatch.chdir(tmp_path)
 
-    class Closed(io.StringIO):
-        def write(self, text: str) -> int:
-            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
-    monkeypatch.setattr(sys, "stdout", Closed())
-    with pytest.raises(BrokenPipeError):
-        report_run(replace(TWO_RANKS, json=True), Outcome(served, {}, None), bare=False)
+class _Refusing(io.StringIO):
+    """A standard output that cannot be written."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._number = number
+
+    def write(self, text: str) -> int:
+        raise OSError(self._number, os.strerror(self._number))
+
+
+REFUSED_OUTPUT = [
+    ["--help"],
+    ["--version"],
+    ["study", "--help"],
+    ["study", "serve", "--requests", "2", "--layers", "1"],
+    ["explore", "--list"],
+    ["diagram"],
+    [*PLAN, "--json"],
+    [*QUICK, "--json"],
+]
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "arguments"),
+    [
+        *((errno.ENOSPC, 2, arguments) for arguments in REFUSED_OUTPUT),
+        (errno.EIO, 2, ["diagram"]),
+        (errno.EPIPE, 1, ["diagram"]),
+        (errno.EPIPE, 1, [*QUICK, "--json"]),
+    ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else errno.errorcode.get(value),
+)
+@pytest.mark.usefixtures("in_folder")
+def test_every_command_says_that_standard_output_cannot_be_written(
+    number: int, status: int, arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """R35: one line and status 2; who reads only the first lines (``--json | head``) is not told to give room: it ends as other programs
+    do."""
+    monkeypatch.setattr(sys, "stdout", _Refusing(number))
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == status
+    said = f"cphicache: standard output: cannot be written ({os.strerror(number)}); give room, or another place\n"
+    assert capsys.readouterr().err == (said if status == 2 else "")
 
 
 def test_a_device_is_no_log_of_several_ranks() -> None:

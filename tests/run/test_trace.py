@@ -1,5 +1,6 @@
 """Reading traces, scaling requests, and making their tokens."""
 
+import codecs
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cphicache.run import trace
 from cphicache.run.trace import (
     BLOCK_TOKENS,
     VOCAB_SIZE,
@@ -53,6 +55,24 @@ def test_requests_are_read_in_order_of_arrival(tmp_path: Path) -> None:
     assert [(r.index, r.timestamp_ms, r.hash_ids) for r in found] == [(0, 7, (3, 4)), (1, 7, (5, 6)), (2, 9, (1, 2))]
     assert found[0] == TraceRequest(0, 7, 1000, 3, (3, 4))
     assert found[0].block_tokens == (512, 488)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+    """R24: editors of some systems put one at the beginning, before a blank line too; anywhere else it is no JSON."""
+    mark = codecs.BOM_UTF8
+    for before in (mark, mark + b"\n", mark + b"\r\n\r\n"):
+        (found,) = read_trace(written(tmp_path, before + line().encode()))
+        assert found == TraceRequest(0, 7, 1000, 3, (4, 5))
+    assert "line 2: is not JSON" in refusal(written(tmp_path, line().encode() + b"\n" + mark + line().encode()))
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_a_line_is_bounded(end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R35: of a file without line ends, such as a device, no more than a line is read; the bound is told."""
+    most = len(line()) + 1
+    monkeypatch.setattr(trace, "LINE_BYTES", most + 1)
+    assert len(read_trace(written(tmp_path, f"{line()}\n{line()}{end}"))) == 2
+    assert f" line 2: is longer than {most} bytes; give" in refusal(written(tmp_path, f"{line()}\n{line()}  {end}"))
 
 
 def test_a_limit_takes_the_first_lines_and_looks_no_further(tmp_path: Path) -> None:

@@ -77,6 +77,11 @@ def test_processes_share_the_seeds_and_all_failures_are_listed() -> None:
     ("arguments", "said"),
     [
         (["--seeds", "9..1"], "is not a range"),
+        (["--seeds", "1..x"], "is not a range"),
+        (["--seeds", "0..1000000000"], "is not a range of 1 to 1000000000 seeds"),
+        (["--seeds", f"{2**63}..{2**63 + 1}"], f"give at most {2**63 - 1}"),
+        (["--seeds", f"1..{'9' * 5000}"], f"give at most {2**63 - 1}"),
+        (["--seed", "9" * 26], f"{2**63 - 1}"),
         (["--seed", "1", "--seeds", "1..2"], "give one of them"),
         (["--world", "{}"], "--world: cannot be read"),
     ],

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from cphicache.run.config import MOST_REQUESTS, MOST_SEED
 from cphicache.run.failure import Failure, OneLineCommand
 from cphicache.run.numbers import FiniteFloatRange
 from cphicache.run.simulate.drawn import DrawnWorld, WorldError, draw
@@ -26,10 +27,12 @@ from cphicache.signals import deferred_signals
 DEFAULT_SEEDS = "1..100"
 INTERRUPTED = 130
 _FIRST_CANARY = next(iter(CANARIES))
+_MOST_DIGITS = 1000
+"""Of a seed with its leading zeros: Python reads a few thousand."""
 
 
 @click.command("simulate", cls=OneLineCommand)
-@click.option("--seed", type=click.IntRange(0), help="Run the world of this seed.")
+@click.option("--seed", type=click.IntRange(0, MOST_SEED), help="Run the world of this seed.")
 @click.option("--seeds", metavar="A..B", help=f"Run the worlds of these seeds, both ends included. [default: {DEFAULT_SEEDS}]")
 @click.option("--world", "world_json", metavar="JSON", help="Run this world, as a failing seed prints it.")
 @click.option("--jobs", type=click.IntRange(1, 256), default=1, show_default=True, help="Processes.")
@@ -180,8 +183,12 @@ class _Runner:
 
 def _range(text: str) -> range:
     first, dots, last = text.partition("..")
-    if not (dots and first.isascii() and first.isdigit() and last.isascii() and last.isdigit() and int(first) <= int(last)):
+    if not (dots and first.isascii() and first.isdigit() and last.isascii() and last.isdigit()):
         raise Failure(f"--seeds {text}: is not a range; give it as 1..1000")
+    if max(map(len, (first, last))) > _MOST_DIGITS or int(last) > MOST_SEED:
+        raise Failure(f"--seeds {text}: goes beyond the last seed; give at most {MOST_SEED}")
+    if not 0 <= int(last) - int(first) < MOST_REQUESTS:
+        raise Failure(f"--seeds {text}: is not a range of 1 to {MOST_REQUESTS} seeds; give it as 1..1000")
     return range(int(first), int(last) + 1)
 
 

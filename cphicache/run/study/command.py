@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from cphicache.run.config import MOST_REQUESTS, MOST_TOKENS
-from cphicache.run.failure import Failure, OneLineCommand, OneLineGroup
+from cphicache.run.failure import Failure, OneLineCommand, OneLineGroup, refuse_given
 from cphicache.run.numbers import REQUESTS, TOKENS, FiniteFloatRange
 from cphicache.run.study.results import check_same, read_rows, require_place, write_rows
 from cphicache.signals import deferred_signals
@@ -83,6 +83,10 @@ def overlap_command(
     with deferred_signals():
         from cphicache.run.study.overlap import PRESETS, over_bandwidths, run
 
+    if trace is None:
+        refuse_given("requests", "device_tokens", "host_tokens", because="is for a trace; give --trace too, or leave it out")
+    else:
+        refuse_given("chunks", "pool_chunks", because="is for a stream of chunks; leave it out, or --trace")
     setting = replace(PRESETS[preset], **{name: value for name, value in given.items() if value is not None})
     require_place("--out", out)
     if trace is not None:

@@ -22,6 +22,9 @@ from cphicache.tree import RadixKey
 
 T = TypeVar("T")
 PAYLOAD = "target"
+LONGEST_IDLE_US = 3.6e9
+"""A longer time in which nothing runs, waits or is in flight is skipped: traces may count from any day, and a clock loses its microseconds
+far from 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +90,7 @@ class Served:
     prompts: int = 0
     """Tokens of the prompts of finished requests."""
     virtual_s: float = 0.0
+    """Without the idle times that were skipped (:data:`LONGEST_IDLE_US`)."""
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
@@ -126,6 +130,7 @@ class TraceServer:
         self.served = Served()
         self._arrivals: Iterator[TraceRequest] = iter(requests)
         self._next = next(self._arrivals, None)
+        self._skipped_us = 0
         self._waiting: deque[TraceRequest | _Job] = deque()
         self._prefilling: list[_Job] = []
         self._running: dict[str, _Job] = {}
@@ -154,7 +159,7 @@ class TraceServer:
     def step(self) -> None:
         """One tick: admissions and one batch, or the way to the next thing that happens."""
         self._tick()
-        while self._next is not None and self._next.timestamp_ms * 1e3 <= self.clock.now:
+        while self._next is not None and self._arrival_us(self._next) <= self.clock.now:
             self._waiting.append(self._next)
             self._next = next(self._arrivals, None)
         budget = self.config.chunk_tokens
@@ -169,6 +174,9 @@ class TraceServer:
             self._decode(1)
         else:
             self._decode(self._idle_steps())
+
+    def _arrival_us(self, request: TraceRequest) -> int:
+        return request.timestamp_ms * 1000 - self._skipped_us
 
     def _tick(self) -> None:
         self.served.ticks += 1
@@ -288,14 +296,18 @@ class TraceServer:
         heapq.heappush(self._due, (self._steps + steps, self._order, job, job.restarts))
 
     def _idle_steps(self) -> int:
-        """Decode steps until something can happen; time goes on with them."""
-        steps = 1
+        """Decode steps until something can happen; time goes on with them. 0: the time to the next arrival was skipped."""
+        steps: int | None = 1
         if not self.cache.state.numbered and not self.cache.state.waiters:
-            steps = max(1, self._due[0][0] - self._steps) if self._due else 1 << 30
+            steps = max(1, self._due[0][0] - self._steps) if self._due else None
             if self._next is not None and not (self._waiting and self._running):
-                gap_us = self._next.timestamp_ms * 1e3 - self.clock.now
-                steps = min(steps, max(1, -int(-gap_us // self.config.decode_us)))
-        if steps == 1 << 30:
+                gap_us = self._arrival_us(self._next) - self.clock.now
+                if gap_us > LONGEST_IDLE_US and not self._waiting and not self._running:
+                    self._skipped_us += self._arrival_us(self._next) - int(self.clock.now)
+                    return 0
+                to_arrival = max(1, -int(-gap_us // self.config.decode_us))
+                steps = to_arrival if steps is None else min(steps, to_arrival)
+        if steps is None:
             return 0
         self._pass_time(steps * self.config.decode_us)
         return steps

@@ -23,7 +23,7 @@ from cphicache.run.study.flame import boxes_of, draw
 from cphicache.run.study.hits import infinite_hits, row_of, study
 from cphicache.run.study.overlap import PRESETS, Setting, run
 from cphicache.run.study.results import read_rows, write_rows
-from cphicache.run.study.serve import ServeConfig, TraceServer
+from cphicache.run.study.serve import LONGEST_IDLE_US, ServeConfig, TraceServer
 from cphicache.run.study.transfer import Clock, Link, MetadataTransfer
 from cphicache.run.synthetic import synthetic_trace
 from cphicache.run.trace import TraceRequest
@@ -155,6 +155,29 @@ def test_a_trace_is_served_to_its_end_and_its_tokens_add_up(cp_size: int, overla
     assert counters.committed + sum(counters.rolled_back.values()) == counters.reserved
 
 
+@pytest.mark.parametrize(
+    ("late", "from_request"),
+    [(10**12, 0), (1_760_000_000_000, 0), (10**18, 0), (10**12, 30), (10**18, 30)],
+    ids=["a late day", "epoch", "as late as can be", "a gap", "a gap as long as can be"],
+)
+def test_idle_time_is_skipped(late: int, from_request: int) -> None:
+    """R1, R35: a trace that begins late, or pauses for long, is served as one that begins at 0, or pauses for hours: the same figures,
+    and the same virtual time."""
+    requests = [TraceRequest(n, 100 * n, 1024, 40, (n % 7, 100 + n % 11)) for n in range(60)]
+
+    def figures(later_ms: int) -> dict[str, Any]:
+        moved = [replace(each, timestamp_ms=each.timestamp_ms + later_ms * (each.index >= from_request)) for each in requests]
+        row = row_of(SMALL, moved)
+        return {name: value for name, value in row.items() if name not in ("cpu s", "seconds by part")}
+
+    hours_ms = int(LONGEST_IDLE_US) // 500
+    found = figures(late)
+    assert found == figures(hours_ms if from_request else 0)
+    assert found["requests"] == 60
+    assert found["device hits"] > 0
+    assert found["virtual s"] < 3600
+
+
 def test_lack_of_pages_retracts_and_too_long_requests_are_refused() -> None:
     """R1: with a pool of little more than two requests the youngest is retracted and served again; what can never fit is refused."""
     requests = [TraceRequest(n, 0, 512, 600, (n,)) for n in range(3)] + [TraceRequest(3, 0, 5120, 1, tuple(range(100, 110)))]
@@ -241,7 +264,10 @@ def test_the_command_line_writes_what_plots_draw(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["bench.json", "study-overlap.json", "study-hits.json"])
-@pytest.mark.parametrize("text", ["{", "{}", "[1]", '{"rows": [{"name": "tick-growth", "details": {"sizes": 3}}], "about": 3}'])
+@pytest.mark.parametrize(
+    "text",
+    ["{", "{}", "[1]", '{"rows": [{}], "about": 3}', '{"rows": [{"name": "tick-growth", "details": {"sizes": 3}}], "about": 3}'],
+)
 def test_a_damaged_file_is_named(tmp_path: Path, name: str, text: str) -> None:
     """R35: results that are cut short, or are something else, are one line with the file and the remedy, and nothing is drawn."""
     (tmp_path / name).write_text(text, encoding="utf-8")
@@ -249,6 +275,16 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, text: str) -> None:
     assert found.exit_code == 2
     assert found.output.startswith(f"cphicache: {tmp_path / name}: is damaged, or of another version (")
     assert found.output.endswith("have it written anew, or remove it\n")
+    assert not (tmp_path / "plots").exists()
+
+
+@pytest.mark.parametrize("rows", [[], [{"name": "peer"}], [{"name": "tick-growth", "details": {}}]])
+def test_a_file_without_a_row_to_draw_is_named(rows: list[Any], tmp_path: Path) -> None:
+    """R35: it is there, so that "none is there" would be no help."""
+    (tmp_path / "bench.json").write_bytes(orjson.dumps({"rows": rows}))
+    found = CliRunner().invoke(plots_command, ["--results", str(tmp_path), "--to", str(tmp_path / "plots")])
+    assert found.exit_code == 2
+    assert found.output.startswith(f"cphicache: {tmp_path / 'bench.json'}: no row to draw; run cphicache bench")
     assert not (tmp_path / "plots").exists()
 
 
@@ -265,6 +301,9 @@ def test_plots_that_cannot_be_drawn_are_one_line(tmp_path: Path, monkeypatch: py
     refused = CliRunner().invoke(plots_command, arguments)
     assert (refused.exit_code, refused.output.count("\n")) == (2, 1)
     assert refused.output.startswith(f"cphicache: {arguments[-1]}: cannot be written (")
+    unread = CliRunner().invoke(plots_command, ["--results", str(tmp_path / ("x" * 300))])
+    assert (unread.exit_code, unread.output.count("\n")) == (2, 1)
+    assert unread.output.endswith("cannot be read (File name too long); give other --results\n")
     for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"] + ["matplotlib"]:
         monkeypatch.setitem(sys.modules, name, None)
     missing = CliRunner().invoke(plots_command, arguments)

@@ -69,11 +69,15 @@ def test_numbers_are_finite(command: Any, arguments: list[str], value: str) -> N
         (["hits", "--device-tokens", "4096", "--device-tokens", "1", "--cp-size", "2"], "--device-tokens 1: "),
         (["hits", "--host-tokens", "127", "--cp-size", "2"], "--host-tokens 127: "),
         (["serve", "--device-tokens", "127", "--cp-size", "2"], "--device-tokens 127: "),
+        (["overlap", "--requests", "3"], "--requests: is for a trace"),
+        (["overlap", "--device-tokens", "262144", "--host-tokens", "64"], "--device-tokens, --host-tokens: is for a trace"),
+        (["overlap", "--chunks", "3", "--trace"], "--chunks: is for a stream"),
+        (["overlap", "--pool-chunks", "2", "--trace"], "--pool-chunks: is for a stream"),
         (["overlap", "--device-tokens", "1", "--cp-size", "2", "--trace"], "--device-tokens 1: "),
     ],
 )
 def test_sizes_are_what_can_be(arguments: list[str], said: str, tmp_path: Path) -> None:
-    """R35: a pool is at most as large as that of ``run``, and has a page for every rank."""
+    """R35: a pool is at most as large as that of ``run``, and has a page for every rank; what would be ignored is refused."""
     trace = tmp_path / "trace.jsonl"
     trace.write_bytes(TRACE_LINE)
     line = _refused(study_command, [*arguments, str(trace)] if arguments[-1] == "--trace" else arguments)
