@@ -112,8 +112,8 @@ EVENT_SHAPES: Mapping[str, Mapping[str, Shape]] = {
     "group_broken": {},
     ENGINE: {"config": OBJECT},
     OP: {  # arguments as the caller gave them
-        "call": TEXT, **_KEY, "full": KEY, "row": WHOLES, "pages": WHOLE_OR_WHOLES, "batch": WHOLE, "start": WHOLE, "payload": WHOLE,
-        "layer": WHOLE, "chunked": FLAG, "count": WHOLE, "after": WHOLE_OR_NULL, "tokens": WHOLE, "device_node": COUNT,
+        "call": TEXT, **_KEY, "full": KEY, "row": WHOLES, "pages": WHOLE_OR_WHOLES, "batch": WHOLE, "start": WHOLE, "payload": COUNT,
+        "layer": COUNT, "chunked": FLAG, "count": WHOLE, "after": WHOLE_OR_NULL, "tokens": WHOLE, "device_node": COUNT,
         "nodes": COUNTS, "tail": WHOLE, "extend": WHOLE, "ticks": WHOLE, "drained": FLAG, "failed": FLAG,
     },
     COPY_STATUS: {"load": COUNT, "drained": FLAG, "failed": FLAG},

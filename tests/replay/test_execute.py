@@ -262,6 +262,7 @@ def test_logs_of_two_engines_are_refused(recorded: Path, tmp_path: Path) -> None
     [
         ("copy_status", "drained", {}, r"a field is missing or is no number \('drained'\)"),
         ("reduction", "count", {}, "'reduction' has no field 'count'"),
+        ("op", "payload", {"payload": -1}, "field 'payload' of 'op' is -1 where a whole number from 0 on was expected"),
         ("op", "keys", {"keys": [5]}, r"field 'keys' of 'op' is \[5\] where a list of strings was expected"),
     ],
 )
