@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -10,11 +10,14 @@ from typing import Any, BinaryIO, NamedTuple
 
 import orjson
 
+from cphicache.events.shapes import ShapeCheck
 from cphicache.events.sinks import part_path
 from cphicache.events.types import HEADER, LOST, SCHEMA_VERSION
 
 LINE_BYTES = 1 << 26
 """The longest line that is read. Of what is no event log, such as a device without line ends, more would never end."""
+DAMAGED = "the file was damaged or edited, take it once more from where it was written"
+"""What is to be done about a line that no writer writes."""
 
 
 class Trouble(StrEnum):
@@ -27,20 +30,22 @@ class Trouble(StrEnum):
     NOT_JSON = "not_json"
     CUT = "cut"
     GAP = "gap"
+    FIELD = "field"
 
 
 class EventReadError(ValueError):
     """The file is not a whole event log that this version can read. The text is one line with the path and the line number.
 
-    ``line`` is that number, 0 for a file as a whole.
+    ``line`` is that number, 0 for a file as a whole. ``event``: of :attr:`Trouble.FIELD`, what stands there.
     """
 
-    def __init__(self, trouble: Trouble, path: Path, line: int, what: str) -> None:
+    def __init__(self, trouble: Trouble, path: Path, line: int, what: str, event: Mapping[str, Any] | None = None) -> None:
         super().__init__(f"event log {path}{f', line {line}' if line else ''}: {what}")
         self.trouble = trouble
         self.path = path
         self.line = line
         self.what = what
+        self.event = event
 
 
 class Line(NamedTuple):
@@ -58,40 +63,51 @@ OnGap = Callable[[EventReadError], None]
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
     """The events of a log in order, the header first; those of all its parts, when it was rotated.
 
-    Strict: raises :class:`EventReadError` when it comes to a line that is cut, is not JSON or does not follow the one before it, and
-    for a log whose first part is gone; what was yielded until then is good. Events that were lost are no error: an event says so.
+    Strict: raises :class:`EventReadError` when it comes to a line that is cut, is not JSON, has a field that is missing or of another
+    type than the schema's, or does not follow the one before it, and for a log whose first part is gone; what was yielded until then is
+    good. Events that were lost are no error: an event says so.
     """
     for line in read_lines(path):
         yield line.event
 
 
 def read_lines(path: Path, *, on_gap: OnGap | None = None) -> Iterator[Line]:
-    """Like :func:`read_events`, with the place of each event. With ``on_gap`` a gap is told to it, and reading goes on behind it."""
-    parts = log_parts(path)
+    """Like :func:`read_events`, with the place of each event. With ``on_gap`` a gap is told to it, and reading goes on behind it.
+
+    So is an event with a wrong field, unless it is the header that a file starts with: it is passed over. Of every event that is yielded
+    the fields are of the types that :mod:`~cphicache.events.shapes` gives them.
+    """
+    check, parts = ShapeCheck(), log_parts(path)
     expected, offset = 0, 0
     for index, part in enumerate(parts):
         try:
             with part.open("rb") as file:
                 for line in _read_part(part, file, offset):
                     event = line.event
-                    seq = event.get("seq")
+                    wrong = check.wrong(event)
+                    if wrong is not None:
+                        error = EventReadError(Trouble.FIELD, part, line.number, f"{wrong}: {DAMAGED}", event)
+                        _tell(None if line.number == 1 else on_gap, error)
+                        expected = _seq_behind(event, expected)
+                        continue
+                    seq = event["seq"]
                     if line.number == 1 and (index or event.get("part", 1) > 1):
                         if not index:
                             _tell(on_gap, EventReadError(Trouble.GAP, part, 1, "the first parts of the log are gone"))
-                            expected = seq if isinstance(seq, int) else 0
+                            expected = seq
                             yield line
                         elif seq != expected - 1:
                             _tell(
                                 on_gap,
                                 EventReadError(Trouble.GAP, part, 1, f"follows event {seq} where {expected - 1} was the last"),
                             )
-                        expected = seq + 1 if isinstance(seq, int) else expected
+                        expected = seq + 1
                         continue
-                    follows = event.get("first") if event["event"] == LOST else seq
+                    follows = event["first"] if event["event"] == LOST else seq
                     if follows != expected:
                         what = f"sequence number {follows} where {expected} was expected: lines are missing or out of order"
                         _tell(on_gap, EventReadError(Trouble.GAP, part, line.number, what))
-                    expected = seq + 1 if isinstance(seq, int) else expected + 1
+                    expected = seq + 1
                     yield line
                 offset += file.tell()
         except OSError as error:
@@ -123,6 +139,12 @@ def _tell(on_gap: OnGap | None, error: EventReadError) -> None:
     if on_gap is None:
         raise error
     on_gap(error)
+
+
+def _seq_behind(event: Mapping[str, Any], expected: int) -> int:
+    """The next sequence number after an event of which some field is wrong, perhaps this one."""
+    seq = event.get("seq")
+    return seq + 1 if type(seq) is int and seq >= expected else expected + 1
 
 
 def _read_part(path: Path, file: BinaryIO, offset: int) -> Iterator[Line]:

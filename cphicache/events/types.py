@@ -203,7 +203,11 @@ def logical_view(event: Mapping[str, Any], schema: int = SCHEMA_VERSION) -> dict
 
     Ranks that agree give equal sequences of logical views: compare them pairwise, in order. ``schema``: version of the log.
     """
-    if event["event"] in LOCAL_EVENTS or event.get("local", False) or event.get("trigger") in LOCAL_TRIGGERS:
+    if (
+        event["event"] in LOCAL_EVENTS
+        or event.get("local", False)
+        or (event["event"] == STEP and event["trigger"] in LOCAL_TRIGGERS)
+    ):
         return None
     local = LOCAL_FIELDS if schema >= 2 else LOCAL_FIELDS_BEFORE_2
     return {name: value for name, value in event.items() if name not in local}

@@ -99,7 +99,7 @@ class Lifecycles:
         tick: int | None = None
         for number, event in self._events():
             now = event.get("tick")
-            if not isinstance(now, int):
+            if now is None:
                 continue
             if tick is not None and now != tick:
                 self._end_tick(tick)
@@ -108,11 +108,11 @@ class Lifecycles:
             if event["event"] == STEP:
                 self._step(number, event)
             elif event["event"] == CACHE:
-                self.host_slots = _number(event, "host_slots") * _number(event, "cp_size") or None
+                self.host_slots = event.get("host_slots", 0) * event["cp_size"] or None
             elif event["event"] == "device_evicted":
-                self._evicted += _number(event, "tokens")
+                self._evicted += event.get("tokens", 0)
             elif event["event"] == DEVICE:
-                self._on_device, self._evictable = _number(event, "in_use"), _number(event, "evictable")
+                self._on_device, self._evictable = event.get("in_use", 0), event.get("evictable", 0)
         if tick is not None:
             self._end_tick(tick)
         for backup in self._of_node.values():
@@ -123,7 +123,7 @@ class Lifecycles:
             for line in read_lines(self._path, on_gap=lambda error: None):
                 yield line.number, line.event
         except EventReadError:
-            return  # the replay, which reads the log too, has told it as a finding
+            return  # the replay, which reads the log too, has told it as a finding, as it has told what was passed over
 
     def _end_tick(self, tick: int) -> None:
         point = [tick, self._used, self._locked, self._backed, self._evicted, self._on_device, self._evictable]
@@ -134,12 +134,11 @@ class Lifecycles:
 
     # -- one step -----------------------------------------------------------------------------------------------------------------
     def _step(self, number: int, event: dict[str, Any]) -> None:
-        before, after = _NUMBER.get(str(event.get("before"))), _NUMBER.get(str(event.get("after")))
-        node, tick = event.get("node"), event["tick"]
-        if before is None or after is None or not isinstance(node, int) or not _is_whole(event):
+        before, after = _NUMBER.get(event["before"]), _NUMBER.get(event["after"])
+        node, generation, tick = event["node"], event["generation"], event["tick"]
+        if before is None or after is None:
             return  # a finding of the replay
         self._used = event.get("used", self._used)
-        generation = event.get("generation", 0)
         if before == after == _N and not event.get("refused") and self._generation.get(node) != generation:
             return  # a hit of a node that nobody has tried to back up
         backup = self._backup(node, generation, tick)
@@ -155,7 +154,7 @@ class Lifecycles:
         if len(self.steps["tick"]) >= STEPS_KEPT or backup.index < 0:
             self.steps_left_out += 1
             return
-        row = (backup.index, tick, number, self._names[str(event.get("trigger"))], before, after, self._names[_detail(event)])
+        row = (backup.index, tick, number, self._names[event["trigger"]], before, after, self._names[_detail(event)])
         for column, value in zip(self.steps.values(), row, strict=True):
             column.append(value)
 
@@ -166,9 +165,9 @@ class Lifecycles:
 
     def _split(self, tail: _Backup, event: dict[str, Any]) -> None:
         """The head of a split has the state and the generation of its tail, and no step of its own."""
-        head = self._backup(event["head"], event.get("generation", 0), event["tick"])
+        head = self._backup(event["head"], event["generation"], event["tick"])
         head.state, head.on_device = tail.state, tail.on_device
-        head.slots = event.get("head_slots", 0)
+        head.slots = event["head_slots"]
         self._count(head, 1)
         if head.index >= 0 and tail.index >= 0:
             for name in ("request", "outcome", "reason"):
@@ -196,8 +195,8 @@ class Lifecycles:
 
     def _place(self, backup: _Backup, event: dict[str, Any]) -> None:
         """Whether its tokens are on the device, and how many they are."""
-        backup.slots = event.get("slots", backup.slots)
-        trigger = event.get("trigger")
+        backup.slots = event["slots"]
+        trigger = event["trigger"]
         if event.get("stale") is None and trigger == Trigger.DEVICE_EVICT:
             backup.on_device = False
         elif (event.get("stale") is None and trigger == Trigger.LOAD_AGREED) or backup.state in _PENDING:
@@ -209,16 +208,16 @@ class Lifecycles:
             return
         at, columns, after = backup.index, self.backups, backup.state
         columns["last"][at] = event["tick"]
-        columns["slots"][at] = max(columns["slots"][at], event.get("slots", 0))
+        columns["slots"][at] = max(columns["slots"][at], event["slots"])
         if event.get("request"):
-            columns["request"][at] = self._names[str(event["request"])]
+            columns["request"][at] = self._names[event["request"]]
         if event.get("refused"):
-            columns["reason"][at] = self._names[str(event["refused"])]
+            columns["reason"][at] = self._names[event["refused"]]
         if after == _C:
             columns["outcome"][at] = COMMITTED
         elif after == _B and before != _B:
             columns["outcome"][at] = ROLLED_BACK
-            columns["reason"][at] = self._names[str(event.get("reason") or event.get("trigger"))]
+            columns["reason"][at] = self._names[event.get("reason") or event["trigger"]]
         elif after in _PENDING and after != _B:
             columns["outcome"][at] = PENDING_AT_END
 
@@ -233,24 +232,11 @@ class Lifecycles:
         backup.opened = tick
 
 
-def _number(event: dict[str, Any], name: str) -> int:
-    value = event.get(name)
-    return value if isinstance(value, int) else 0
-
-
-def _is_whole(event: dict[str, Any]) -> bool:
-    """Whether the fields that are used here are what they should be."""
-    numbers = ("generation", "slots", "used", "head", "head_slots")
-    return all(isinstance(event.get(name, 0), int) for name in numbers) and all(
-        isinstance(event.get(name, {}), dict) for name in ("submitted", "confirmed")
-    )
-
-
 def _detail(event: dict[str, Any]) -> str:
     """What else a person wants to know of a step."""
-    submitted, confirmed = event.get("submitted", {}), event.get("confirmed", {})
+    submitted, confirmed = event["submitted"], event["confirmed"]
     parts = [f"{name} submitted {count} confirmed {confirmed.get(name)}" for name, count in submitted.items()]
-    parts.append(f"slots {event.get('slots')}")
+    parts.append(f"slots {event['slots']}")
     parts += [f"{name} {event[name]}" for name in ("number", "parent", "head", "head_slots", "locks") if name in event]
     parts += [f"{event[name]}" for name in ("payload", "layers") if name in event]
     parts += [f"{name}: {event[name]}" for name in ("stale", "refused", "reason") if event.get(name)]

@@ -40,7 +40,7 @@ class OneLog:
         self._gaps: list[EventReadError] = []
         self._header_line = next(self._lines)
         self.header = self._header_line.event
-        self.rank: int = self.header.get("rank", 0)
+        self.rank: int = self.header["rank"]
         self.schema: int = self.header["schema"]
         self.stepper = Stepper(self.schema)
         self.tally = Tally()
@@ -61,7 +61,7 @@ class OneLog:
         self.cut: str | None = None
         self.bytes_read = self._header_line.end_byte
         self._recent: deque[Line] = deque([self._header_line], maxlen=EVENTS_BEFORE)
-        self._token_bytes = self.header.get("config", {}).get("token_layer_bytes")
+        self._token_bytes = self.header.get("config", {}).get("token_layer_bytes")  # as the caller of the log gave it: anything
         if self._gaps:
             self._missing()
 
@@ -79,6 +79,8 @@ class OneLog:
                     yield line, view
         except EventReadError as error:
             kind = _CUT_KINDS.get(error.trouble, Kind.UNREADABLE)
+            if self._gaps:
+                self._missing()
             self.cut = f"line {error.line}: {error.what}"
             self._add(kind, f"{error.what}; replayed up to here", None, error.path, error.line)
         self._finish()
@@ -89,7 +91,13 @@ class OneLog:
     def _missing(self) -> None:
         """Events are missing before the line that comes now."""
         for gap in self._gaps:
-            self._add(Kind.GAP, gap.what, None, gap.path, gap.line)
+            if gap.trouble is Trouble.FIELD:
+                named = (gap.event or {}).get("node")
+                node = named if type(named) is int else None
+                self.has_node = self.has_node or node == self._filter.node
+                self._add(Kind.UNREADABLE, gap.what, node, gap.path, gap.line)
+            else:
+                self._add(Kind.GAP, gap.what, None, gap.path, gap.line)
         self._gaps.clear()
         self._lose_track()
 
@@ -102,18 +110,17 @@ class OneLog:
         name = event["event"]
         self.events += 1
         self.last, self.bytes_read = line, line.end_byte
-        if event.get("rank") != self.rank:
-            text = f"an event of rank {event.get('rank')} in the log of rank {self.rank}"
+        if event["rank"] != self.rank:
+            text = f"an event of rank {event['rank']} in the log of rank {self.rank}"
             self._add(Kind.WRONG_RANK, text, event.get("node"), line.path, line.number, line)
-        tick = event.get("tick")
-        if isinstance(tick, int):
-            self._follow_tick(tick, line)
+        if "tick" in event:
+            self._follow_tick(event["tick"], line)
         live: Live | None = None
         if name == STEP:
             live = self._step(line)
         elif name == LOST:
-            self.lost += event.get("lost", 0)
-            text = f"{event.get('lost')} events are missing, from seq {event.get('first')} on: the buffer was full"
+            self.lost += event["lost"]
+            text = f"{event['lost']} events are missing, from seq {event['first']} on: the buffer was full"
             self._add(Kind.LOST, text, None, line.path, line.number, line)
             self._lose_track()
         elif name == END:
@@ -132,12 +139,12 @@ class OneLog:
 
     def _step(self, line: Line) -> Live | None:
         event = line.event
-        node = event.get("node")
-        before_step = self.stepper.live.get(node) if isinstance(node, int) else None
+        node = event["node"]
+        before_step = self.stepper.live.get(node)
         try:
             live, before = self.stepper.step(line, self._teller(line, before_step))
         except NotAStep as error:
-            self._add(Kind.UNREADABLE, str(error), node if isinstance(node, int) else None, line.path, line.number, line)
+            self._add(Kind.UNREADABLE, str(error), node, line.path, line.number, line)
             return None
         if self._filter.takes(live.node, live.request, event["tick"]):
             self.tally.step(live, before, event)
@@ -149,14 +156,15 @@ class OneLog:
         event = line.event
         tell = self._teller(line, None)
         if name == CACHE:
-            self.stepper.layers = dict(event.get("payloads", {}))
-            if isinstance(self._token_bytes, dict):
-                total = sum(layers * self._token_bytes.get(payload, 0) for payload, layers in self.stepper.layers.items())
-                self.tally.token_bytes = total / max(event.get("cp_size", 1), 1)
+            self.stepper.layers = dict(event["payloads"])
+            told = self._token_bytes
+            if isinstance(told, dict) and all(type(size) is int for size in told.values()):
+                total = sum(layers * told.get(payload, 0) for payload, layers in self.stepper.layers.items())
+                self.tally.token_bytes = total / max(event["cp_size"], 1)
         elif name == "reduction":
-            self._overdue(self.stepper.sequence.reduce(event.get("count"), event.get("first_failed"), tell), line)
+            self._overdue(self.stepper.sequence.reduce(event["count"], event["first_failed"], tell), line)
         elif name == "load_back":
-            self.stepper.sequence.give(event.get("number"), None, tell)
+            self.stepper.sequence.give(event["number"], None, tell)
         if self._filter.takes(event.get("node"), event.get("request"), event.get("tick")):
             if name == "refused" and self.schema < 2:
                 self.tally.refused_before_2(event)
@@ -165,6 +173,8 @@ class OneLog:
 
     # -- the end ----------------------------------------------------------------------------------------------------------------
     def _finish(self) -> None:
+        if self._gaps:
+            self._missing()
         line = self.last
         if self.cut is None and self.end != "closed" and self.schema >= 2:
             why = "its process ended before it was closed" if self.end else "it has no end: its writer was stopped"
@@ -211,14 +221,15 @@ class OneLog:
 
     def _before(self, live: Live | None) -> list[str]:
         """The last events of the node, and the last ones of all, in order and each once."""
-        lines = {line.event.get("seq"): line for line in (*(() if live is None else live.history), *self._recent)}
-        return [describe_event(lines[seq]) for seq in sorted(lines, key=lambda seq: seq if isinstance(seq, int) else -1)]
+        lines = {line.event["seq"]: line for line in (*(() if live is None else live.history), *self._recent)}
+        return [describe_event(lines[seq]) for seq in sorted(lines)]
 
     def _tell_story(self, line: Line, live: Live | None) -> None:
         chosen, event = self._filter, line.event
         if not chosen.narrows:
             return
-        nodes = {event.get("node"), event.get("head"), *(event.get("nodes") or ())}
+        chain = event.get("nodes")  # of an event that is not known it may be anything
+        nodes = [event.get("node"), event.get("head"), *(chain if isinstance(chain, list) else ())]
         request = event.get("request") or (None if live is None else live.request)
         self.has_node = self.has_node or chosen.node in nodes
         self.has_request = self.has_request or request == chosen.request

@@ -65,7 +65,7 @@ def page_text(data: Mapping[str, Any]) -> str:
 
 def _rank(log: OneLog, names: Names) -> dict[str, Any]:
     read = Lifecycles(log.path, names)
-    config = log.header.get("config", {})
+    tokens = log.header.get("config", {}).get("device_tokens")
     return {
         "rank": log.rank,
         "path": log.path.name,
@@ -75,7 +75,7 @@ def _rank(log: OneLog, names: Names) -> dict[str, Any]:
         "first_tick": log.first_tick or 0,
         "last_tick": read.last_tick,
         "host_slots": read.host_slots,
-        "device_tokens": config.get("device_tokens") if isinstance(config, dict) else None,
+        "device_tokens": tokens if type(tokens) is int else None,  # the header's configuration is whatever the caller gave
         "backups": read.backups,
         "segments": read.segments,
         "steps": read.steps,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from cphicache.events import EventReadError
+from cphicache.events import EventReadError, Trouble
 from cphicache.lifecycle import table_hash
 from cphicache.replay.compare import replay_together
 from cphicache.replay.findings import Filter, Findings
@@ -19,6 +19,12 @@ PROGRESS_EVENTS = 1 << 12
 
 class UnusableLogs(ValueError):
     """The logs cannot be replayed, or not together. The text is one line: which file, what is wrong, the remedy."""
+
+
+def pass_over(gap: EventReadError) -> None:
+    """For readers that draw what is there: missing events leave a gap in the picture, one that says something wrong is refused."""
+    if gap.trouble is Trouble.FIELD:
+        raise UnusableLogs(str(gap))
 
 
 def replay(paths: Sequence[Path], chosen: Filter | None = None, *, on_progress: Callable[[int], None] | None = None) -> Report:

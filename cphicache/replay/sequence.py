@@ -25,9 +25,9 @@ class Sequence:
         self.next_number = None
         self._open.clear()
 
-    def give(self, number: object, owner: tuple[int, str] | None, tell: Tell) -> None:
+    def give(self, number: int | None, owner: tuple[int, str] | None, tell: Tell) -> None:
         """A backup (``owner``: node and where) or a load-back (None) takes a number."""
-        if not isinstance(number, int):
+        if number is None:
             tell(Kind.NUMBER, "no number where the next one should be taken")
             return
         expected = self.next_number
@@ -38,12 +38,9 @@ class Sequence:
         if number not in self._open:
             self._open[number] = owner
 
-    def reduce(self, count: object, first_failed: object, tell: Tell) -> list[tuple[int, tuple[int, str]]]:
+    def reduce(self, count: int, first_failed: int | None, tell: Tell) -> list[tuple[int, tuple[int, str]]]:
         """A reduction is applied. Returns backups that the one before it had passed and that no step has agreed."""
         left = self.overdue()
-        if not isinstance(count, int) or not (first_failed is None or isinstance(first_failed, int)):
-            tell(Kind.REDUCTION, f"count {count!r} and first failed {first_failed!r}: numbers were expected")
-            return left
         if count < self._count:
             tell(Kind.REDUCTION, f"the count goes back from {self._count} to {count}")
         if self.next_number is not None and count > self.next_number:

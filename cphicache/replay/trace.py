@@ -15,7 +15,7 @@ from cphicache.events import EventReadError, read_lines
 from cphicache.events.types import CACHE, END, HEADER, LOST, STEP
 from cphicache.files import whole_file
 from cphicache.lifecycle import State, Trigger
-from cphicache.replay.replay import UnusableLogs
+from cphicache.replay.replay import UnusableLogs, pass_over
 
 TICK_US = 1000.0
 """Length of a tick on a timeline without wall time."""
@@ -75,7 +75,7 @@ class _RankTrack:
         waiting: list[dict[str, Any]] = []
         for event in self._read():
             if event["event"] == HEADER:
-                self._rank = event.get("rank", 0)
+                self._rank = event["rank"]
                 yield self._meta("process_name", 0, f"rank {self._rank}")
                 yield self._meta("thread_name", LIFECYCLE, "lifecycle")
                 yield self._meta("thread_name", COMPUTE, "compute")
@@ -93,7 +93,7 @@ class _RankTrack:
     def _read(self) -> Iterator[dict[str, Any]]:
         seen = False
         try:
-            for line in read_lines(self._path, on_gap=lambda error: None):
+            for line in read_lines(self._path, on_gap=pass_over):
                 seen = True
                 self.bytes_read = line.end_byte
                 yield line.event
@@ -123,9 +123,9 @@ class _RankTrack:
         elif name == "load_back":
             yield from self._draw_load(event)
         elif name == "reduction":
-            args = {"count": event.get("count"), "first_failed": event.get("first_failed")}
+            args = {"count": event["count"], "first_failed": event["first_failed"]}
             yield self._slice("reduction", LIFECYCLE, args)
-            yield from self._end_loads(event.get("count") or 0)
+            yield from self._end_loads(event["count"])
         else:
             args = {
                 key: value for key, value in event.items() if key not in ("rank", "seq", "event", "tick", "wall", "keys", "pages")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from cphicache.events import EventReadError, read_lines
 from cphicache.events.types import STEP
 from cphicache.lifecycle import State, Trigger
-from cphicache.replay.replay import UnusableLogs
+from cphicache.replay.replay import UnusableLogs, pass_over
 
 
 class WayStep(NamedTuple):
@@ -40,19 +40,18 @@ def node_way(path: Path, node: int) -> Way:
     rank: int | None = None
     steps: dict[WayStep, list[int]] = {}
     try:
-        for line in read_lines(path, on_gap=lambda error: None):
+        for line in read_lines(path, on_gap=pass_over):
             event = line.event
-            rank = event.get("rank", 0) if rank is None else rank
-            if event["event"] != STEP or event.get("node") != node or "stale" in event:
+            rank = event["rank"] if rank is None else rank
+            if event["event"] != STEP or event["node"] != node or "stale" in event:
                 continue
             try:
                 step = WayStep(State(event["before"]), Trigger(event["trigger"]), State(event["after"]), bool(event.get("refused")))
-                tick = int(event["tick"])
-            except (KeyError, ValueError) as error:
+            except ValueError as error:
                 raise UnusableLogs(
                     f"{path}:{line.number}: not a step that is known ({error}); see cphicache replay {path}"
                 ) from error
-            steps.setdefault(step, []).append(tick)
+            steps.setdefault(step, []).append(event["tick"])
     except EventReadError as error:
         if rank is None:
             raise UnusableLogs(str(error)) from error

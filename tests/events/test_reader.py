@@ -81,3 +81,36 @@ def test_what_has_no_line_ends_is_not_read_for_ever(tmp_path: Path, monkeypatch:
     endless.write_bytes(bytes(5000))
     with pytest.raises(EventReadError, match="line 1: longer than 1000 bytes: not a line of an event log"):
         list(read_events(endless))
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "says"),
+    [
+        (b'"ticks":2', b'"ticks":-1', "field 'ticks' of 'pinned' is -1 where a whole number from 0 on was expected"),
+        (b'"nodes":[2]', b'"nodes":[-1]', "field 'nodes' of 'pinned' is [-1] where a list of whole numbers from 0 on was expected"),
+        (b'"tick":2,', b"", "'pinned' has no field 'tick'; a whole number from 0 on was expected"),
+    ],
+)
+def test_a_wrong_field_is_named_behind_right_ones(tmp_path: Path, right: bytes, wrong: bytes, says: str) -> None:
+    """R36: an event is refused for a field that is wrong, with its line, also when events just like it have come before."""
+    with EventLog(tmp_path / "whole", rank=0, level=Level.LIFECYCLE, wall_clock=None, header={}) as log:
+        for tick in range(3):
+            log.note(tick, "pinned", nodes=[tick], ticks=tick)
+    lines = (tmp_path / "whole").read_bytes().splitlines(keepends=True)
+    assert right in lines[3]
+    events, text = read(tmp_path, [*lines[:3], lines[3].replace(right, wrong), lines[4]])
+    assert events == 3
+    assert f"line 4: {says}: the file was damaged or edited" in text
+
+
+def test_what_is_not_known_is_read_as_it_is(tmp_path: Path) -> None:
+    """R36: events and fields of a newer version are yielded with whatever is in them; what all events have is checked of these too."""
+    news = {"what": [None, {}], "nodes": "all"}
+    with EventLog(tmp_path / "news", rank=0, level=Level.LIFECYCLE, wall_clock=None, header={}) as log:
+        log.note(0, "news", **news)
+        log.note(0, "device", in_use=1, evictable=0, what=news)
+    _, first, second, _ = read_events(tmp_path / "news")
+    assert news.items() <= first.items()
+    assert second["what"] == news
+    lines = (tmp_path / "news").read_bytes().splitlines(keepends=True)
+    assert "'news' has no field 'rank'" in read(tmp_path, [lines[0], lines[1].replace(b'"rank":0,', b""), *lines[2:]])[1]

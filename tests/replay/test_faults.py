@@ -328,7 +328,7 @@ def reduction_of_no_numbers(events: list[Event]) -> Planted:
     """A reduction that cannot be read."""
     at = find(events, lambda event: event["event"] == "reduction", nth=20)
     events[at]["count"] = "many"
-    return Planted(Kind.REDUCTION, None, at + 1)
+    return Planted(Kind.UNREADABLE, None, at + 1)
 
 
 FAULTS: list[Callable[[list[Event]], Planted]] = [

@@ -99,7 +99,7 @@ def test_a_log_that_does_not_fail_is_refused(recorded: Path, tmp_path: Path) -> 
     ("wanted", "damage", "says"),
     [
         ({"call": "admit"}, {"node": 4321}, "not when its calls are told without its numbers: cannot be shrunk"),
-        ({"trigger": "reserve"}, {"slots": "112"}, "expected slots '112', found 112: the two read alike: cannot be shrunk"),
+        ({"call": "begin_tick"}, {"idle": "True"}, "expected idle 'True', found True: the two read alike: cannot be shrunk"),
     ],
 )
 def test_what_no_script_tells_is_refused(recorded: Path, tmp_path: Path, wanted: Event, damage: Event, says: str) -> None:
