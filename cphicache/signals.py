@@ -1,5 +1,5 @@
 """Signals of a program that owns its process: turned into an exit or an interrupt that runs ``finally`` and ``atexit``, so that logs are
-flushed, or put off until imports are over. No other part of the project touches a signal handler.
+flushed, or put off until imports are over. For the command line; the library touches no signal handler.
 """
 
 from __future__ import annotations
