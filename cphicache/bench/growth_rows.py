@@ -40,8 +40,16 @@ def growth(sizes: Sequence[int], what: str, sampler_of: Callable[[int], Sampler]
 
 
 def _costs_us(sampler: Sampler, effort: Effort) -> list[float]:
-    operations = calibrated(sampler, effort.sample_s)
-    return [sampler(operations) / operations * 1e6 for _ in range(effort.rounds)]
+    costs = []
+    gc.freeze()  # what was built is idle: before each sample the garbage collector looks at what the last one left only
+    try:
+        operations = calibrated(sampler, effort.sample_s)
+        for _ in range(effort.rounds):
+            gc.collect()
+            costs.append(sampler(operations) / operations * 1e6)
+    finally:
+        gc.unfreeze()
+    return costs
 
 
 def as_growth(what: str, sizes: Sequence[int], columns: Sequence[Sequence[float]], effort: Effort) -> Measured:

@@ -20,6 +20,8 @@ _COSTS = {
     "cost-over-ranks": (("ranks-growth",), "ranks (CP size)", "One rank's part of a backup of 16 pages, without copies"),
     "cost-over-pages": (("pages-growth",), "pages of the node", "A node's backup, without copies"),
 }
+_FLAT = 3
+"""Costs that differ less than by this are drawn from 0 on, others in powers of ten."""
 _LAYERED, _WHOLE = "tab:blue", "tab:orange"
 
 
@@ -84,7 +86,17 @@ def costs(found: Mapping[str, Any]) -> dict[str, Figure]:
             details = row["details"]
             label = f"{row['what'].partition(',')[0]} (exponent {row['median']:.2f})"
             axes.plot(details["sizes"], details["us"], marker="o", markersize=3, label=label)
-        axes.set(xscale="log", yscale="log", xlabel=unit, ylabel="CPU time, microseconds")
+        axes.set(xscale="log", xlabel=unit, ylabel="CPU time, microseconds")
+        sizes = sorted({size for row in there for size in row["details"]["sizes"]})
+        axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+        axes.minorticks_off()
+        us = [value for row in there for value in row["details"]["us"]]
+        if max(us) > _FLAT * min(us):
+            axes.set_yscale("log")
+            for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+                which("{x:,g}")
+        else:
+            axes.set_ylim(0, 1.1 * max(us))  # what hardly grows shows as what it is
         figure.legend(loc="outside lower center", fontsize=8)  # below: lines may be anywhere
         figures[name] = figure
     return figures
