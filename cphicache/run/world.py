@@ -334,7 +334,7 @@ def run_world(
     config = sized_for(config, requests)
     group = InProcessGroup(config.cp_size, config.rank_timeout_s)
     board = LocalBoard()
-    interrupted = Event()
+    begin, interrupted = Event(), Event()
     ended = [Event() for _ in range(config.cp_size)]
     results: list[RankResult | None] = [None] * config.cp_size
     errors: list[tuple[int, BaseException]] = []
@@ -347,6 +347,9 @@ def run_world(
 
     def serve(rank: int) -> None:
         try:
+            begin.wait()
+            if interrupted.is_set():
+                raise GroupBroken("interrupted")
             reducer = SingleReducer() if config.cp_size == 1 else group.member(rank)
             world = RankWorld(
                 config,
@@ -372,19 +375,22 @@ def run_world(
             ended[rank].set()
 
     threads = [Thread(target=serve, args=(rank,), name=f"rank{rank}", daemon=True) for rank in range(config.cp_size)]
-    for thread in threads:
-        thread.start()
     try:
+        for thread in threads:
+            thread.start()
+        begin.set()
         for event in ended:  # not by join(): interrupted, it takes a running thread for an ended one (Python before 3.13)
             while not event.wait(0.2):
                 pass
-    except (KeyboardInterrupt, SystemExit):
+    except BaseException:  # an interrupt, or a thread that cannot be started
         interrupted.set()
+        begin.set()
         group.break_off("interrupted")
         raise
     finally:
         for thread in threads:
-            thread.join()
+            if thread.ident is not None:  # else it never starts, or finds that all is over and makes nothing
+                thread.join()
     if errors:
         rank, error = next((item for item in errors if not isinstance(item[1], GroupBroken)), errors[0])
         raise RunFailed(f"rank {rank}: {type(error).__name__}: {error}", kind_of(error)) from error

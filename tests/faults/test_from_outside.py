@@ -270,6 +270,28 @@ def fill(patch: pytest.MonkeyPatch, room: int) -> None:
 
 
 # -- interrupts -----------------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("can't start new thread")])
+def test_an_interrupt_while_ranks_are_started(
+    error: BaseException, begun: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R18, R30: an interrupt when some ranks are started and others are not, or a thread that cannot be had, ends those that are: no rank
+    begins, and nothing is left."""
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        if thread.name != "rank1" or begun:
+            start(thread)
+        if thread.name == "rank1":
+            raise error
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with nothing_left(monkeypatch) as pins, pytest.raises(type(error)):
+        run(busy(tmp_path / "events.jsonl", requests=4, streams="virtual"))
+    assert pins.most == 0
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.usefixtures("default_sigint")
 def test_an_interrupt_at_any_tick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """R18: an interrupt at whatever tick, the last one included, ends all ranks: nothing is left, and their logs are whole lines."""

@@ -127,6 +127,7 @@ def test_the_exit_status_of_a_lost_rank(tmp_path: Path) -> None:
     assert sum(1 for _ in read_events(logs[0])) > 1
 
 
+@pytest.mark.usefixtures("default_sigint")
 def test_an_interrupted_command_line(tmp_path: Path) -> None:
     """R22: an interrupt from the terminal ends the launcher with status 130 and leaves no rank behind; the logs are whole."""
     command = cphicache("run", "--launch", "processes", "--out", str(tmp_path / "out"), *rank_arguments(config_of(requests=2000)))
