@@ -92,9 +92,11 @@ def _drop_output() -> None:
             os.close(nowhere)
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes, *, make_folder: bool = False) -> None:
     """Write a command's ``--out`` so that it is there as a whole, or as it was. Raises :class:`Failure`."""
     try:
+        if make_folder:
+            path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as file:
             file.write_bytes(content)
     except OSError as error:

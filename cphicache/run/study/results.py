@@ -8,8 +8,8 @@ from typing import Any
 
 import orjson
 
-from cphicache.files import check_place, whole_file
-from cphicache.run.failure import Failure
+from cphicache.files import check_place
+from cphicache.run.failure import Failure, write_whole
 
 
 def read_rows(path: Path, study: str, numbers: Iterable[str] = ()) -> dict[str, Any]:
@@ -56,9 +56,4 @@ def require_place(option: str, path: Path | None) -> None:
 
 def write_rows(path: Path, results: dict[str, Any]) -> None:
     """Write results so that the file is there as a whole or as it was. Raises :class:`Failure`."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as file:
-            file.write_bytes(orjson.dumps(results, option=orjson.OPT_INDENT_2) + b"\n")
-    except OSError as error:
-        raise Failure(f"{path}: cannot be written ({error.strerror or error}); give another --out") from error
+    write_whole(path, orjson.dumps(results, option=orjson.OPT_INDENT_2) + b"\n", make_folder=True)
